@@ -14,8 +14,8 @@ from agl.mdp.types import Call
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
-from agl.trainer.local.model import load_tokenizer
 from agl.trainer.local.policy import PolicySpec, start_policies
+from agl.trainer.local.tokenizer import load_tokenizer
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store import open_store
 

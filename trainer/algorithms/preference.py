@@ -15,11 +15,11 @@ from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.source import Rows, Sample, Source
 from agl.trainer.algorithms.training import Training
 from agl.trainer.algorithms.worth import candidates, worth_of_chosen
+from agl.trainer.local.tokenizer import load_renderings
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 from agl.trainer.traces import Candidate, Chosen, Pairs, Traces, pairs
-from agl.trainer.traces.stored import load_renderings
 
 
 @grouped_options

@@ -26,7 +26,7 @@ from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.engines.base import ServedModel
 from agl.trainer.evaluation.evaluation import Evaluation, Success
 from agl.trainer.evaluation.policy_report import RolloutQuery
-from agl.trainer.http.aio import run_in_thread
+from agl.trainer.http.aio import blocking
 from agl.trainer.local.config import policy_directory
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.report.progress import Progress
@@ -43,7 +43,7 @@ _FACTS = "evaluation.json"
 _BLOCKS, _BLOCK = 64, 4096
 
 
-def evaluate(
+async def evaluate_async(
     agent: Any,
     tasks: Dataset[Any] | Iterable[Any],
     policies: Policies | None = None,
@@ -88,37 +88,8 @@ def evaluate(
 
     Raises:
         AglError: what went wrong, where, and what to do; also where all rollouts of a policy failed.
-        KeyboardInterrupt: Ctrl-C, after everything was ended; what had ended is kept for `resume`.
+        asyncio.CancelledError: it was cancelled; what had ended is kept for `resume`.
     """
-    arguments = {name: value for name, value in locals().items() if name not in ("agent", "tasks", "options")}
-    place = Path(directory) if directory is not None else Path("agl-runs") / f"eval-{secrets.token_hex(4)}"
-    try:
-        return run_in_thread(evaluate_async(agent, tasks, **{**arguments, "directory": place}, **options))
-    except KeyboardInterrupt:
-        if (place / _FACTS).is_file():
-            Progress(progress).note(f"stopped; what had ended is in {place}. Let it go on with resume=True / --resume")
-        raise
-
-
-async def evaluate_async(
-    agent: Any,
-    tasks: Dataset[Any] | Iterable[Any],
-    policies: Policies | None = None,
-    *,
-    samples: int = 1,
-    success: Success = 1.0,
-    reward: Any = None,
-    seed: int = 0,
-    temperature: float | None = None,
-    max_response_tokens: int | None = None,
-    memory: Sequence[MemoryMode] = MEMORY_MODES,
-    n_workers: int = 8,
-    directory: str | Path | None = None,
-    resume: bool = False,
-    progress: bool = True,
-    **options: Any,
-) -> Evaluation:
-    """As `evaluate`, on the caller's event loop; cancelling it ends it cleanly."""
     require_positive(samples=samples)
     dataset = as_tasks(tasks)
     require_tasks(dataset, "the set of held-out tasks")
@@ -168,9 +139,16 @@ async def evaluate_async(
             shown = Progress(progress, label=policy.name)
             await trainer.fit_async(remembering, [], dataset, resume=bool(known), run_id=run_id, progress=shown)
         return await Evaluation.of_runs(store, url, queries, success=success)
+    except asyncio.CancelledError:
+        Progress(progress).note(f"stopped; the rollouts so far are in {place}. Continue with resume=True / --resume")
+        raise
     finally:
         await asyncio.gather(*(policy.close() for policy in loaded.values()))
         await store.close()
+
+
+evaluate = blocking(evaluate_async)
+"""`evaluate_async` for callers outside an event loop; Ctrl-C cancels it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 STOP_SECONDS = 15.0
@@ -51,3 +53,13 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
     if "error" in state:
         raise state["error"]
     return state["result"]
+
+
+def blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The function for callers outside an event loop, by `run_in_thread`."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return run_in_thread(function(*args, **kwargs))
+
+    return call

@@ -7,28 +7,20 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import torch
 
 from agl.errors import ConfigError, ModelLoadError, nearest
 from agl.trainer.local.config import Attention, LoraSpec
+from agl.trainer.local.tokenizer import load, load_config, load_tokenizer
 
 __all__ = ["LoadedPolicy", "LoraSpec", "load_policy", "save_model"]
 
-T = TypeVar("T")
-
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-PROBE = (
-    "What is 47 * 36? It's 1692, isn't it?\n\n"
-    'def f(x):\n\treturn {"a": [1, 2.50, -3], "b": "naïve café"}  # 100%\n'
-    "Größe 你好世界 こんにちは привет 👋🏽 HTTPServer2024 __init__ it'll WE'VE   spaces\r\n"
-)
-"""Text on which pre-tokenizers differ: digits, contractions, runs of spaces, scripts, camel case, line ends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +74,7 @@ def load_policy(
     if attention not in (None, *get_args(Attention)):
         raise ConfigError(f"attention={attention!r} is not known", hint=nearest(attention, get_args(Attention)))
     _check_files(name)
-    config = _load_config(name)
+    config = load_config(name)
     tokenizer = load_tokenizer(name)
     model = _load_model(name, config, kind, attention or ("eager" if where.type == "cpu" else "sdpa"))
     rows = int(model.get_input_embeddings().weight.shape[0])
@@ -217,16 +209,10 @@ def _check_files(name: str) -> None:
         raise ModelLoadError("no tokenizer in the directory (tokenizer.json)", hint=contents, path=name)
 
 
-def _load_config(name: str) -> Any:
-    from transformers import AutoConfig
-
-    return _loading("configuration", name, lambda: AutoConfig.from_pretrained(name))
-
-
 def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    loaded: Any = _loading(
+    loaded: Any = load(
         "model",
         name,
         lambda: AutoModelForCausalLM.from_pretrained(
@@ -255,84 +241,6 @@ def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> A
             path=name,
         )
     return model
-
-
-def load_tokenizer(name: str) -> Any:
-    from transformers import AutoTokenizer
-
-    tokenizer = _loading("tokenizer", name, lambda: AutoTokenizer.from_pretrained(name))
-    _check_tokens(name, tokenizer)
-    if not tokenizer.chat_template:
-        raise ModelLoadError(
-            "the tokenizer has no chat template",
-            hint="use the instruction-tuned version of the model, or put a chat_template.jinja into the directory",
-            path=name,
-        )
-    return tokenizer
-
-
-def declared_stops(generation: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens that end an answer, as a generation config and a tokenizer declare them."""
-    declared = getattr(generation, "eos_token_id", None)
-    ids = [declared] if isinstance(declared, int) else list(declared or ())
-    if tokenizer.eos_token_id is not None:
-        ids.append(tokenizer.eos_token_id)
-    return tuple(sorted(set(ids)))
-
-
-def stop_token_ids(name: str, tokenizer: Any) -> tuple[int, ...]:
-    """`declared_stops` of a directory or hub id, without its weights."""
-    from transformers import GenerationConfig
-    from transformers.utils.hub import cached_file
-
-    if cached_file(name, "generation_config.json", _raise_exceptions_for_missing_entries=False) is not None:
-        return declared_stops(GenerationConfig.from_pretrained(name), tokenizer)
-    return declared_stops(_load_config(name), tokenizer)
-
-
-def _check_tokens(name: str, tokenizer: Any) -> None:
-    """Refuse a tokenizer class that overrides what tokenizer.json says, as transformers' Qwen2Tokenizer does."""
-    from tokenizers import Tokenizer
-    from transformers.utils.hub import cached_file
-
-    file = cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
-    if file is None:
-        return
-    declared = _loading("tokenizer.json", name, lambda: Tokenizer.from_file(file))
-    expected = declared.encode(PROBE, add_special_tokens=False).ids
-    actual = tokenizer.encode(PROBE, add_special_tokens=False)
-    if actual != expected:
-        at = next(
-            (i for i, (a, b) in enumerate(zip(actual, expected, strict=False)) if a != b),
-            min(len(actual), len(expected)),
-        )
-        raise ModelLoadError(
-            f"{type(tokenizer).__name__} does not tokenise as the directory's tokenizer.json says: token {at} of a "
-            f"probe text is {_token_at(declared, actual, at)} instead of {_token_at(declared, expected, at)}",
-            hint="its model_type makes transformers use another pre-tokenizer; for your own tokenizer choose "
-            "a model_type that keeps tokenizer.json, such as llama or mistral",
-            path=name,
-        )
-
-
-def _token_at(declared: Any, ids: list[int], at: int) -> str:
-    return repr(declared.id_to_token(ids[at])) if at < len(ids) else "missing"
-
-
-def _loading(what: str, name: str, load: Callable[[], T]) -> T:
-    """Run a loader of another library; whatever it raises becomes a `ModelLoadError` with the reason's first line."""
-    try:
-        return load()
-    except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "no reason given")
-        local = Path(name).expanduser().exists()
-        raise ModelLoadError(
-            f"the {what} does not load: {type(error).__name__}: {reason}",
-            hint="check that the directory is complete, and that this version of transformers knows the model"
-            if local
-            else "there is no such directory here: check the hub id, and that the hub can be reached",
-            path=name,
-        ) from error
 
 
 def _with_adapter(model: Any, name: str, lora: LoraSpec, seed: int) -> Any:

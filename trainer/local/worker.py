@@ -119,7 +119,8 @@ class Worker:
         from agl.trainer.local.engine.engine import LocalEngine
         from agl.trainer.local.learner.learner import Learner
         from agl.trainer.local.lora import Adapters
-        from agl.trainer.local.model import add_adapter, declared_stops, load_policy
+        from agl.trainer.local.model import add_adapter, load_policy
+        from agl.trainer.local.tokenizer import declared_stops
 
         first = specs[0]
         _flush_denormals()

@@ -10,6 +10,7 @@ from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.engines.base import Engine, ServedModel
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.tokenizer import PROBE, load_renderings, load_tokenizer, stop_token_ids
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.report.progress import Progress
 
@@ -46,11 +47,11 @@ class FrozenPolicy:
         finally:
             progress.stop()
         try:
-            rendering, _ = await asyncio.to_thread(_rendering, spec.model, renderer)
+            renderings = await asyncio.to_thread(load_renderings, {spec.name: spec.model}, renderer)
         except BaseException:
             await policy.close()
             raise
-        return cls(policy, rendering, policy.info.stop_token_ids, spec.model, policy.version, policy.close)
+        return cls(policy, renderings[spec.name], policy.info.stop_token_ids, spec.model, policy.version, policy.close)
 
     @classmethod
     async def connect(cls, engine: ServedModel, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
@@ -68,7 +69,9 @@ class FrozenPolicy:
             await engine.connect()
             directory = model or str(engine.tokenizer)
             try:
-                rendering, stops = await asyncio.to_thread(_rendering, directory, renderer)
+                tokenizer = await asyncio.to_thread(load_tokenizer, directory)
+                rendering = Rendering(tokenizer, renderer=renderer)
+                stops = await asyncio.to_thread(stop_token_ids, directory, tokenizer)
             except ModelLoadError as error:
                 if model is not None:
                     raise
@@ -77,7 +80,13 @@ class FrozenPolicy:
                     hint="pass a directory or hub id that has it: model=, or --model",
                     path=directory,
                 ) from error
-            await _check_tokens(engine, rendering, directory)
+            server_ids, ids = await engine.tokenize(PROBE), rendering.encode(PROBE)
+            if server_ids is not None and server_ids != ids:
+                raise ConfigError(
+                    f"{engine!r} has a different tokenizer from {directory}: a probe text is {len(server_ids)} tokens "
+                    f"there and {len(ids)} here",
+                    hint="name the directory or hub id of the model that it serves: model=, or --model",
+                )
         except BaseException:
             await engine.close()
             raise
@@ -88,23 +97,3 @@ class FrozenPolicy:
         if isinstance(self.engine, LocalPolicy):
             self.engine.names.add(name)
         gateway.serve(name, self.engine, self.rendering, self.stop_token_ids)
-
-
-def _rendering(model: str, renderer: str | None) -> tuple[Rendering, tuple[int, ...]]:
-    from agl.trainer.local.model import load_tokenizer, stop_token_ids
-
-    tokenizer = load_tokenizer(model)
-    return Rendering(tokenizer, renderer=renderer), stop_token_ids(model, tokenizer)
-
-
-async def _check_tokens(engine: ServedModel, rendering: Rendering, model: str) -> None:
-    """Refuse a tokenizer that is not the server's."""
-    from agl.trainer.local.model import PROBE
-
-    server_ids = await engine.tokenize(PROBE)
-    if server_ids is not None and server_ids != rendering.encode(PROBE):
-        raise ConfigError(
-            f"{engine!r} has a different tokenizer from {model}: a probe text is {len(server_ids)} tokens there and "
-            f"{len(rendering.encode(PROBE))} here",
-            hint="name the directory or hub id of the model that it serves: model=, or --model",
-        )

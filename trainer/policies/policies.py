@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from agl.errors import ConfigError, EngineError, nearest
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.config import Policy
 from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec, start_policies
+from agl.trainer.local.tokenizer import load_renderings
 from agl.trainer.policies.vllm import require_one_model, with_vllm
 from agl.trainer.rendering.rendering import Rendering
 
@@ -54,18 +55,24 @@ class Policies:
             ConfigError: one vLLM cannot hold them.
             ModelLoadError, EngineError: none is left running then.
         """
-        specs = [_spec(replace(template, name=name), overrides.get(name, Policy())) for name in names]
+        specs = []
+        for name in names:
+            own = overrides.get(name, Policy())
+            rate = own.lr if own.lr is not None else template.learner.learning_rate
+            learner = replace(template.learner, learning_rate=rate)
+            model, lora = own.model or template.model, own.lora or template.lora
+            specs.append(replace(template, name=name, model=model, lora=lora, learner=learner))
         if template.engine == "vllm":
             require_one_model(specs)
-        policies = await start_policies(specs, on_progress=on_progress)
+        started = cls(await start_policies(specs, on_progress=on_progress), {})
         try:
             if template.engine == "vllm":
-                policies = await with_vllm(policies, on_progress=on_progress)
-            by_model = {m: await asyncio.to_thread(_rendering, m, renderer) for m in {s.model for s in specs}}
+                started._policies = await with_vllm(started._policies, on_progress=on_progress)
+            started._renderings = await asyncio.to_thread(load_renderings, {s.name: s.model for s in specs}, renderer)
         except BaseException:
-            await _close(policies.values())
+            await started.close()
             raise
-        return cls(policies, {s.name: by_model[s.model] for s in specs})
+        return started
 
     def __iter__(self) -> Iterator[tuple[str, LocalPolicy]]:
         return iter(self._policies.items())
@@ -104,7 +111,7 @@ class Policies:
 
     def on_death(self, callback: Callable[[EngineError], None]) -> None:
         """Have `callback` called with the error when one of their processes dies."""
-        for process in _processes(self._policies.values()):
+        for process in self._processes:
             process.on_death(callback)
 
     def directory(self, root: Path, name: str) -> Path:
@@ -121,7 +128,7 @@ class Policies:
     async def save_states(self, root: Path) -> None:
         """Write the exact state of each policy's training."""
         for name, policy in self:
-            await policy.save_state(_state(root, name))
+            await policy.save_state(root / "states" / f"{name}.pt")
 
     async def load_states(self, root: Path) -> None:
         """Restore what `save_states` wrote.
@@ -130,11 +137,15 @@ class Policies:
             CheckpointError: a file is missing, broken or of another model.
         """
         for name, policy in self:
-            await policy.load_state(_state(root, name))
+            await policy.load_state(root / "states" / f"{name}.pt")
 
     async def close(self) -> None:
         """End their processes."""
-        await _close(self._policies.values())
+        await asyncio.gather(*(process.close() for process in self._processes))
+
+    @property
+    def _processes(self) -> set[Any]:
+        return {process for _, policy in self for process in policy.processes}
 
 
 def by_policy(option: str, value: T | Mapping[str, T], names: Seq[str]) -> Mapping[str, T]:
@@ -149,31 +160,3 @@ def by_policy(option: str, value: T | Mapping[str, T], names: Seq[str]) -> Mappi
         what = f"has no policy {name!r}" if name in names else f"has {name!r}, to which no agent is sent"
         raise ConfigError(f"{option}= {what}", hint=nearest(name, names))
     return values
-
-
-def _processes(policies: Iterable[LocalPolicy]) -> set[Any]:
-    return {process for policy in policies for process in policy.processes}
-
-
-async def _close(policies: Iterable[LocalPolicy]) -> None:
-    await asyncio.gather(*(process.close() for process in _processes(policies)))
-
-
-def _state(root: Path, name: str) -> Path:
-    return root / "states" / f"{name}.pt"
-
-
-def _spec(template: PolicySpec, override: Policy) -> PolicySpec:
-    rate = override.lr if override.lr is not None else template.learner.learning_rate
-    return replace(
-        template,
-        model=override.model or template.model,
-        lora=override.lora or template.lora,
-        learner=replace(template.learner, learning_rate=rate),
-    )
-
-
-def _rendering(model: str, renderer: str | None) -> Rendering:
-    from agl.trainer.local.model import load_tokenizer
-
-    return Rendering(load_tokenizer(model), renderer=renderer)

@@ -19,6 +19,7 @@ from agl.mdp.types import FloatArray
 from agl.trainer.engines.base import ServedModel
 from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec
+from agl.trainer.local.tokenizer import PROBE, load_tokenizer
 
 REQUESTS = 32
 """How many texts a server is asked about at once."""
@@ -112,8 +113,6 @@ def _paths(row: TrainingRow) -> list[np.ndarray]:
 
 def _check_tokenizer(teacher: str, student: str) -> None:
     """Refuse a teacher that has other ids for the student's tokens, or cuts texts differently."""
-    from agl.trainer.local.model import PROBE, load_tokenizer
-
     ours, theirs = load_tokenizer(student), load_tokenizer(teacher)
     known: dict[str, int] = theirs.get_vocab()
     different = sorted((i, token) for token, i in ours.get_vocab().items() if known.get(token) != i)
@@ -125,8 +124,6 @@ def _check_tokenizer(teacher: str, student: str) -> None:
 
 
 async def _check_server(engine: ServedModel, student: LocalPolicy) -> None:
-    from agl.trainer.local.model import PROBE, load_tokenizer
-
     if engine.max_context <= student.max_context:
         # It wants room for a token after the text.
         raise _too_short(repr(engine), engine.max_context, student, engine.max_context - 1)

@@ -80,7 +80,10 @@ class VLLMServer:
         """
         lora = _lora_options(specs)
         size = info.parameters * 4
-        folder = Path(tempfile.mkdtemp(prefix="agl-vllm-", dir=_memory_folder(2 * size)))
+        # Weights go through memory where it has room; a container's is small.
+        memory = "/dev/shm"
+        fits = os.path.isdir(memory) and shutil.disk_usage(memory).free > 2 * size
+        folder = Path(tempfile.mkdtemp(prefix="agl-vllm-", dir=memory if fits else None))
         server = cls(specs[0].model, folder, info.device)
         try:
             # vLLM's own sockets go with the folder, however it ends.
@@ -130,7 +133,8 @@ class VLLMServer:
         await self._post("/collective_rpc", reload)
         shutil.rmtree(path)
         deadline = time.monotonic() + RESET_SECONDS
-        while not _succeeded(await self._post("/reset_prefix_cache")):
+        # Before 0.21 the response has no body.
+        while (body := await self._post("/reset_prefix_cache")) and not orjson.loads(body).get("success", True):
             if time.monotonic() > deadline:
                 raise EngineError(
                     "vLLM does not clear what it computed with the earlier weights",
@@ -345,15 +349,3 @@ def _environment(spec: PolicySpec, device: str) -> dict[str, str]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         env["CUDA_VISIBLE_DEVICES"] = visible[index] if index < len(visible) and visible[index] else str(index)
     return env
-
-
-def _memory_folder(size: int) -> str | None:
-    """The system's folder in memory if it has room for `size` bytes (a container's is small); None for the usual
-    folder of temporary files."""
-    memory = "/dev/shm"
-    return memory if os.path.isdir(memory) and shutil.disk_usage(memory).free > size else None
-
-
-def _succeeded(body: bytes) -> bool:
-    """Whether vLLM did what was requested; before 0.21 it does not report it."""
-    return not body or bool(orjson.loads(body).get("success", True))

@@ -12,7 +12,7 @@ from agl.errors import ConfigError, NoTrainableDataError, checked_options, neare
 from agl.mdp.conditions import Where, condition
 from agl.mdp.selection import DEFAULT_POLICY, AgentFilter, Selection, select
 from agl.trainer.http.aio import run_in_thread
-from agl.trainer.local.config import policy_directory
+from agl.trainer.local.tokenizer import load_renderings
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.store import open_store
@@ -177,20 +177,6 @@ class Traces:
             choice.leave_out(attempt.candidate, reason)
         else:
             choice.add(attempt.with_tokens(renderings))
-
-
-def load_renderings(models: Mapping[str, str], renderer: str | None = None) -> dict[str, Rendering]:
-    """Policy -> the rendering of its model; one per model.
-
-    Raises:
-        ModelLoadError: a model has no tokenizer or no chat template. ConfigError: there is no such renderer.
-    """
-    from agl.trainer.local.model import load_tokenizer
-
-    made: dict[str, Rendering] = {}
-    for model in dict.fromkeys(models.values()):
-        made[model] = Rendering(load_tokenizer(policy_directory(model)), renderer=renderer)
-    return {policy: made[model] for policy, model in models.items()}
 
 
 traces = Traces

@@ -456,7 +456,7 @@ class _Tokens:
 def _tokens(model: str) -> _Tokens:
     from transformers import AutoConfig
 
-    from agl.trainer.local.model import load_tokenizer, stop_token_ids
+    from agl.trainer.local.tokenizer import load_tokenizer, stop_token_ids
 
     tokenizer = load_tokenizer(model)
     vocabulary = getattr(AutoConfig.from_pretrained(model).get_text_config(), "vocab_size", None)
