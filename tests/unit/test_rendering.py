@@ -313,9 +313,9 @@ def test_assistant_messages_and_nothing_new_are_not_continued():
     user = {"role": "user", "content": "x"}
     assert model.extend(prompt, response, [user, {"role": "assistant", "content": "y"}, user]) is None
     assert model.extend(prompt, response, []) is None
-    assert model.cannot_extend("assistant") is not None
-    assert model.cannot_extend("user") is None
-    assert model.cannot_extend("tool", True) is None
+    assert model.fork_reason(prompt, response, [{"role": "assistant", "content": "y"}]) is not None
+    assert model.fork_reason(prompt, response, [user]) is None
+    assert model.fork_reason(prompt, response, [{"role": "tool", "tool_call_id": "1", "content": "x"}]) is None
 
 
 def test_the_turns_end_is_a_stop_token_even_if_the_tokenizer_ends_with_another():

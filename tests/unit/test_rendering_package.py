@@ -76,7 +76,7 @@ def test_where_a_renderer_continues(name: str):
         role + ("+think" if reasoning else "")
         for role in ("user", "tool")
         for reasoning in (False, True)
-        if model_of(name).cannot_extend(role, role == "tool", reasoning=reasoning) is None
+        if model_of(name)._model.fork_reason((role,), role == "tool", False, reasoning) is None
     }
     assert found == CONTINUES[name]
 

@@ -174,32 +174,9 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
 
 
 def _call(report: CallReport, position: int, skipped: int, tokens: Sequence[Any]) -> dict[str, Any]:
-    call, trained = report.call, report.trained
-    facts = {
-        "position": position,
-        "id": call.id,
-        "index": call.index,
-        "agent": call.agent,
-        "policy": call.policy,
-        "policy_version": call.policy_version,
-        "finish_reason": call.finish_reason,
-        "temperature": call.temperature,
-        "prompt_tokens": call.prompt_ids.size,
-        "continued": report.continued,
-        "parent": call.parent_id,
-        "fork": report.fork,
-        "span_id": call.span_id,
-        "seconds": call.ended_at - call.started_at,
-        "messages": list(report.messages),
-        "reply": dict(call.response),
-        "return_": report.return_,
-        "advantage": trained.advantage if trained else None,
-        "step": trained.step if trained else None,
-        "sequence": trained.sequence if trained else None,
-        "dropped": trained.dropped if trained else None,
-        "error": call.error,
-    }
-    return shown(facts) | {
+    call = report.call
+    times = {"position": position, "span_id": call.span_id, "seconds": call.ended_at - call.started_at}
+    return shown(report.facts() | times) | {
         "rewards": [_reward(reward) for reward in report.rewards],
         "first_token": skipped,
         "n_tokens": len(report.tokens),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -61,7 +61,7 @@ def grid(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     for key, name in (("calls", "calls"), ("tokens", "sampled tokens"), ("tools", "tools"), ("seconds", "seconds")):
         rows.append(row(f"{name} per rollout", lambda p, key=key: _number(p.means[key])))
     for agent in agents:
-        rows.append(row(f"  {agent}", lambda p, a=agent: _agent(p, a)))
+        rows.append(row(f"  {agent}", lambda p, a=agent: _agent(p.agents.get(a, {}))))
     for key in ("model", "fingerprint", "temperature", "max_response_tokens", "seed", "agl"):
         if any(p.ran.get(key) is not None for p in policies):
             rows.append(row(key, lambda p, key=key: "" if p.ran.get(key) is None else str(p.ran[key])))
@@ -72,13 +72,14 @@ def sentences(comparison: Comparison) -> list[str]:
     """A comparison in words."""
     c = comparison
     verdict = f"{'' if c.significant else 'not '}statistically significant (paired sign-flip test, p {_p(c.success_p)})"
+    gain = _with_bounds(c.success, "+.1f", " points", 100)
     smallest = (
         f"minimum detectable difference {100 * c.smallest_difference:.1f} points at 80 % power"
         if math.isfinite(c.smallest_difference)
         else "one task allows no conclusion about others"
     )
     return [
-        f"{c.before} -> {c.after}: success {_points(c.success)}, {verdict}",
+        f"{c.before} -> {c.after}: success {gain}, {verdict}",
         f"  n = {c.tasks} tasks; {smallest}",
         f"  reward {_interval(c.reward, sign='+')}, p {_p(c.reward_p)}",
         f"  solved in most samples: {_count(c.gained)} by {c.after} only, {_count(c.lost)} by {c.before} only",
@@ -174,23 +175,18 @@ _STYLE = """
 
 def percentages(estimate: Estimate) -> str:
     """`62.5 % [52.1, 71.9]`; without an interval, "-"."""
-    if math.isnan(estimate.value):
-        return "-"
-    return f"{100 * estimate.value:.1f} % [{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
-
-
-def _points(estimate: Estimate) -> str:
-    if not math.isfinite(estimate.low):
-        return f"{100 * estimate.value:+.1f} points"
-    return f"{100 * estimate.value:+.1f} points [{100 * estimate.low:+.1f}, {100 * estimate.high:+.1f}]"
+    return _with_bounds(estimate, ".1f", " %", 100)
 
 
 def _interval(estimate: Estimate, sign: str = "") -> str:
+    return _with_bounds(estimate, f"{sign}.3f")
+
+
+def _with_bounds(estimate: Estimate, form: str, unit: str = "", scale: float = 1.0) -> str:
     if math.isnan(estimate.value):
         return "-"
-    if not math.isfinite(estimate.low):
-        return f"{estimate.value:{sign}.3f}"
-    return f"{estimate.value:{sign}.3f} [{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]"
+    value, low, high = (format(scale * x, form) for x in (estimate.value, estimate.low, estimate.high))
+    return f"{value}{unit} [{low}, {high}]" if math.isfinite(estimate.low) else f"{value}{unit}"
 
 
 def _range(bounds: tuple[float, float]) -> str:
@@ -198,11 +194,8 @@ def _range(bounds: tuple[float, float]) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-def _agent(policy: PolicyReport, agent: str) -> str:
-    numbers = policy.agents.get(agent, {})
-    parts = [
-        f"{_number(numbers[key])} {name}" for key, name in (("calls", "calls"), ("tokens", "tokens")) if key in numbers
-    ]
+def _agent(numbers: Mapping[str, float]) -> str:
+    parts = [f"{_number(numbers[key])} {key}" for key in ("calls", "tokens") if key in numbers]
     return ", ".join([*parts, *([f"reward {numbers['reward']:.3f}"] if "reward" in numbers else [])])
 
 

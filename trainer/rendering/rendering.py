@@ -152,21 +152,6 @@ class Rendering:
         ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
         return ids if isinstance(ids, str) else None
 
-    def cannot_extend(
-        self, role: str, tools: bool = False, *, history_has_system: bool = False, reasoning: bool = False
-    ) -> str | None:
-        """Why conversations fork at a new message of `role`, for reports; None when they are continued exactly.
-
-        Args:
-            role: of the new message.
-            tools: whether requests have tools.
-            history_has_system: whether conversations begin with a system message.
-            reasoning: whether answers have reasoning blocks.
-        """
-        if role == "assistant":
-            return _ASSISTANT
-        return self._model.fork_reason((role,), tools or role == "tool", history_has_system, reasoning)
-
     def response(self, prompt_ids: Ids, messages: Sequence[Message], answer: Message, tools: Tools = None) -> IntArray:
         """An answer that another model gave, as this one would have sampled it.
 

@@ -55,26 +55,16 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
         status = r.status if r.attempts < 2 else f"{r.status} ({r.attempts} attempts)"
         started = time.strftime("%m-%d %H:%M:%S", time.localtime(r.created_at))
         color = {"succeeded": "green", "failed": "red"}.get(r.status, "")
-        table.add_row(
-            r.rollout_id, started, took, r.mode, step, Text(status, style=color), Text(printable(_task(r.task)))
-        )
+        # Of a command only the command line.
+        task = r.task["command"] if isinstance(r.task, dict) and r.task.keys() == {"command"} else r.task
+        table.add_row(r.rollout_id, started, took, r.mode, step, Text(status, style=color), Text(printable(str(task))))
     out = console()
     out.print(table)
     if len(rollouts) > limit:
         out.print(f"the newest {limit} of {len(rollouts)} rollouts", style="dim")
-    return [
-        {
-            "rollout_id": r.rollout_id,
-            "mode": r.mode,
-            "step": r.step,
-            "status": r.status,
-            "task": r.task,
-            "attempts": r.attempts,
-            "began": r.created_at,
-            "ended": r.ended_at,
-        }
-        for r in rollouts
-    ]
+    names = ("rollout_id", "mode", "step", "status", "task", "attempts")
+    times = ({"began": r.created_at, "ended": r.ended_at} for r in rollouts)
+    return [{name: getattr(r, name) for name in names} | t for r, t in zip(rollouts, times, strict=True)]
 
 
 def render(report: RolloutReport, width: int = 110) -> str:
@@ -129,7 +119,11 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
     call, trained = report.call, report.trained
     body: list[Text] = []
     for message in report.messages:
-        body.append(Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(_message(message))))
+        content = message.get("content")
+        text = content if isinstance(content, str) else "" if content is None else str(content)
+        if calls := ", ".join(c["function"]["name"] for c in message.get("tool_calls") or ()):
+            text += f" [{calls}]"
+        body.append(Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(text)))
     sampled = Text("sampled   ", style="dim")
     for token in report.tokens:
         sampled.append(printable(token.text.replace("\n", "⏎")), style="green" if token.trained else "dim")
@@ -182,15 +176,3 @@ def _reward(reward: Reward) -> str:
     if not reward.primary:
         notes.append("not primary")
     return f"{reward.name} {reward.value:g} ({', '.join(notes)})"
-
-
-def _message(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else "" if content is None else str(content)
-    calls = ", ".join(c["function"]["name"] for c in message.get("tool_calls") or ())
-    return f"{text} [{calls}]" if calls else text
-
-
-def _task(task: Any) -> str:
-    """A task as one line; of a command only the command line."""
-    return str(task["command"] if isinstance(task, dict) and task.keys() == {"command"} else task)

@@ -61,8 +61,8 @@ class CallReport:
         """The new messages of the request."""
         return self.call.request.get("messages", [])
 
-    def to_json(self) -> dict[str, Any]:
-        """The call as JSON values."""
+    def facts(self) -> dict[str, Any]:
+        """The call as JSON values; tokens and rewards are left to the reader of them."""
         call, trained = self.call, self.trained
         return {
             "id": call.id,
@@ -78,8 +78,8 @@ class CallReport:
             "fork": self.fork,
             "messages": list(self.messages),
             "reply": dict(call.response),
-            "tokens": [asdict(token) for token in self.tokens],
-            "rewards": [asdict(reward) for reward in self.rewards],
+            "tokens": (),
+            "rewards": (),
             "return_": self.return_,
             "advantage": trained.advantage if trained else None,
             "step": trained.step if trained else None,
@@ -87,6 +87,11 @@ class CallReport:
             "dropped": trained.dropped if trained else None,
             "error": call.error,
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """The call as JSON values."""
+        tokens, rewards = map(asdict, self.tokens), map(asdict, self.rewards)
+        return self.facts() | {"tokens": list(tokens), "rewards": list(rewards)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +166,12 @@ async def describe(
     """
     rollout = await store.get_rollout(rollout_id)
     attempts = await store.query_attempts(rollout.rollout_id)
-    chosen = _choose(attempts, attempt, rollout)
+    if not attempts:
+        raise StoreError("the rollout has not been tried yet", rollout=rollout.rollout_id)
+    chosen = attempts[-1] if attempt is None else next((a for a in attempts if a.attempt == attempt), None)
+    if chosen is None:
+        numbers = ", ".join(str(a.attempt) for a in attempts)
+        raise StoreError(f"the rollout has attempts {numbers}, not {attempt}", rollout=rollout.rollout_id)
     calls = await store.query_calls(rollout.rollout_id, chosen.attempt)
     spans = await store.query_spans(rollout.rollout_id, chosen.attempt)
     trained = {t.call_id: t for t in await store.query_trained_calls(rollout.rollout_id)}
@@ -208,20 +218,6 @@ async def describe(
         tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
         collected=sum(s.operation == semconv.CHAT and s.span_id not in recorded for s in spans),
         fault=attempt_trajectory.fault,
-    )
-
-
-def _choose(attempts: Sequence[Attempt], number: int | None, rollout: Rollout) -> Attempt:
-    if not attempts:
-        raise StoreError("the rollout has not been tried yet", rollout=rollout.rollout_id)
-    if number is None:
-        return attempts[-1]
-    for attempt in attempts:
-        if attempt.attempt == number:
-            return attempt
-    raise StoreError(
-        f"the rollout has attempts {', '.join(str(a.attempt) for a in attempts)}, not {number}",
-        rollout=rollout.rollout_id,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -139,20 +140,9 @@ def _seconds(seconds: float) -> str:
 
 def as_json(span: Span) -> dict[str, Any]:
     """A span as JSON values."""
-    return {
-        "trace_id": span.trace_id,
-        "span_id": span.span_id,
-        "parent_id": span.parent_id,
-        "rollout_id": span.rollout_id,
-        "attempt": span.attempt,
-        "name": span.name,
-        "start": span.start,
-        "end": span.end,
-        "status": span.status,
-        "status_message": span.status_message,
-        "attributes": _plain(span.attributes),
-        "events": [{"name": e.name, "time": e.time, "attributes": _plain(e.attributes)} for e in span.events],
-    }
+    facts = {f.name: getattr(span, f.name) for f in fields(Span)}
+    events = [{"name": e.name, "time": e.time, "attributes": _plain(e.attributes)} for e in span.events]
+    return facts | {"attributes": _plain(span.attributes), "events": events}
 
 
 def _plain(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import orjson
@@ -20,38 +20,53 @@ from agl.trainer.report.export.rows import Record, call_records, rollout_record,
 LONGEST_NAME = 100
 
 
-class JsonLines:
-    """Writes `rollouts.jsonl`, `spans.jsonl` and `calls.jsonl`.
+class Tables:
+    """Writes rollouts, spans and calls into a file each.
 
     Args:
-        folder: of the files. tokens: whether calls have their token ids and log-probs.
+        open_table: name -> the file of that name, which takes records and is closed. tokens: whether calls have their
+            token ids and log-probs.
     """
 
-    def __init__(self, folder: Path, *, tokens: bool) -> None:
+    def __init__(self, open_table: Callable[[str], Any], *, tokens: bool) -> None:
         self._tokens = tokens
         self._files = contextlib.ExitStack()
         self._rollouts, self._spans, self._calls = (
-            self._files.enter_context((folder / f"{name}.jsonl").open("wb")) for name in ("rollouts", "spans", "calls")
+            self._files.enter_context(contextlib.closing(open_table(name))) for name in ("rollouts", "spans", "calls")
         )
 
     def add(self, record: Record) -> None:
         """Append a rollout."""
-        _line(self._rollouts, rollout_record(record))
+        self._rollouts.add(rollout_record(record))
         for span in span_records(record):
-            _line(self._spans, span)
+            self._spans.add(span)
         for call in call_records(record, tokens=self._tokens):
-            _line(self._calls, call)
+            self._calls.add(call)
 
     def close(self) -> None:
         """Finish the files."""
         self._files.close()
 
 
+def json_lines(folder: Path, *, tokens: bool) -> Tables:
+    """Writes `rollouts.jsonl`, `spans.jsonl` and `calls.jsonl`."""
+    return Tables(lambda name: _Lines(folder / f"{name}.jsonl"), tokens=tokens)
+
+
+class _Lines:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self.close = self._file.close
+
+    def add(self, values: dict[str, Any]) -> None:
+        self._file.write(to_json(values) + b"\n")
+
+
 class JsonTree:
     """Writes `<date>/<agent>/<rollout>.json`: the rollout with its `spans` and `calls`; date of enqueueing, UTC.
 
     Args:
-        folder, tokens: as of `JsonLines`.
+        folder: of the files. tokens: whether calls have their token ids and log-probs.
     """
 
     def __init__(self, folder: Path, *, tokens: bool) -> None:
@@ -71,10 +86,6 @@ class JsonTree:
 
     def close(self) -> None:
         """No file is open."""
-
-
-def _line(file: BinaryIO, value: Any) -> None:
-    file.write(to_json(value) + b"\n")
 
 
 def to_json(value: Any, *, indent: bool = False) -> bytes:

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from agl.extras import missing
-from agl.trainer.report.export.json_files import to_json
-from agl.trainer.report.export.rows import Record, call_records, rollout_record, span_records
+from agl.trainer.report.export.json_files import Tables, to_json
 
 ROWS, BYTES = 5000, 16 << 20
 """Maximum size of a row group, in rows and in approximate bytes."""
 
 
-class Parquet:
-    """The three files.
+def parquet(folder: Path, *, tokens: bool) -> Tables:
+    """Writes the three files.
 
     Args:
         folder: of the files. tokens: whether calls have their token ids and log-probs.
@@ -28,29 +27,12 @@ class Parquet:
     Raises:
         ConfigError: pyarrow is not installed.
     """
-
-    def __init__(self, folder: Path, *, tokens: bool) -> None:
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            raise missing("a Parquet file", "pyarrow", "export") from None
-        self._tokens = tokens
-        self._rollouts = _Table(folder / "rollouts.parquet", _rollouts())
-        self._spans = _Table(folder / "spans.parquet", _spans())
-        self._calls = _Table(folder / "calls.parquet", _calls(tokens))
-
-    def add(self, record: Record) -> None:
-        """Add a rollout."""
-        self._rollouts.add(rollout_record(record))
-        for span in span_records(record):
-            self._spans.add(span)
-        for call in call_records(record, tokens=self._tokens):
-            self._calls.add(call)
-
-    def close(self) -> None:
-        """Write the remaining rows and finish the files."""
-        for table in (self._rollouts, self._spans, self._calls):
-            table.close()
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise missing("a Parquet file", "pyarrow", "export") from None
+    fields = {"rollouts": _rollouts(), "spans": _spans(), "calls": _calls(tokens)}
+    return Tables(lambda name: _Table(folder / f"{name}.parquet", fields[name]), tokens=tokens)
 
 
 class _Table:

@@ -93,6 +93,7 @@ def rollout_record(record: Record) -> dict[str, Any]:
     each with the call that it was credited to, None for the whole rollout. Times are seconds since the epoch.
     """
     rewards, reward = _rewards(record)
+    trained = map(dataclasses.asdict, record.trained)
     fields = {f.name: getattr(record.rollout, f.name) for f in dataclasses.fields(Rollout) if f.name != "attempts"}
     return {
         **fields,
@@ -101,7 +102,7 @@ def rollout_record(record: Record) -> dict[str, Any]:
         "reward": reward,
         "rewards": rewards,
         "attempts": [dataclasses.asdict(a) for a in record.attempts],
-        "trained": [_trained(t) for t in record.trained],
+        "trained": [{"return" if k == "return_" else k: v for k, v in t.items()} for t in trained],
     }
 
 
@@ -113,18 +114,14 @@ def span_records(record: Record) -> list[dict[str, Any]]:
 def call_records(record: Record, *, tokens: bool) -> list[dict[str, Any]]:
     """The calls: agents, messages, token counts; with `tokens` also the token ids (int32 [P] and [R]) and the log-probs
     of the sampled ones (float32 [R])."""
-    return [_call(call, tokens) for call in record.calls]
-
-
-def _call(call: Call, tokens: bool) -> dict[str, Any]:
-    arrays = ("prompt_ids", "response_ids", "logprobs")
-    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(Call) if tokens or f.name not in arrays}
-    return fields | {"prompt_tokens": int(call.prompt_ids.size), "response_tokens": int(call.response_ids.size)}
-
-
-def _trained(trained: TrainedCall) -> dict[str, Any]:
-    fields = dataclasses.asdict(trained)
-    return {"return": fields.pop("return_"), **fields}
+    names = [
+        f.name for f in dataclasses.fields(Call) if tokens or f.name not in ("prompt_ids", "response_ids", "logprobs")
+    ]
+    return [
+        {name: getattr(call, name) for name in names}
+        | {"prompt_tokens": int(call.prompt_ids.size), "response_tokens": int(call.response_ids.size)}
+        for call in record.calls
+    ]
 
 
 def _rewards(record: Record) -> tuple[list[dict[str, Any]], float | None]:

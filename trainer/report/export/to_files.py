@@ -15,8 +15,8 @@ from typing import Any, Protocol, get_args
 
 from agl.errors import ConfigError, ExportError, nearest
 from agl.extras import require
-from agl.trainer.report.export.json_files import JsonLines, JsonTree
-from agl.trainer.report.export.parquet import Parquet
+from agl.trainer.report.export.json_files import JsonTree, json_lines
+from agl.trainer.report.export.parquet import parquet
 from agl.trainer.report.export.rows import Record, RolloutFilter, records
 from agl.trainer.report.progress import Progress
 from agl.trainer.store.base import Store
@@ -42,9 +42,9 @@ def _massgen(folder: Path, *, tokens: bool) -> Writer:
 
 
 FORMATS: Mapping[str, Callable[..., Writer]] = {
-    "jsonl": JsonLines,
+    "jsonl": json_lines,
     "json": JsonTree,
-    "parquet": Parquet,
+    "parquet": parquet,
     "massgen": _massgen,
 }
 
