@@ -55,7 +55,7 @@ _NAMES = {
     "agl.trainer.evaluation.evaluation": ("Evaluation",),
     "agl.trainer.local.config": ("LoraSpec", "Policy"),
     "agl.trainer.memory.memory": ("Memory",),
-    "agl.trainer.prompts": ("APO", "GEPA"),
+    "agl_prompts": ("APO", "GEPA"),
     "agl.trainer.report.explain": ("explain",),
     "agl.trainer.run.callbacks": ("Callback", "EarlyStopping"),
     "agl.trainer.run.trainer": ("Result", "Trainer"),

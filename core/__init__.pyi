@@ -62,8 +62,6 @@ from agl.trainer.evaluation.evaluation import Evaluation as Evaluation
 from agl.trainer.local.config import LoraSpec as LoraSpec
 from agl.trainer.local.config import Policy as Policy
 from agl.trainer.memory.memory import Memory as Memory
-from agl.trainer.prompts import APO as APO
-from agl.trainer.prompts import GEPA as GEPA
 from agl.trainer.report.explain import explain as explain
 from agl.trainer.run.callbacks import Callback as Callback
 from agl.trainer.run.callbacks import EarlyStopping as EarlyStopping
@@ -79,5 +77,7 @@ from agl_agentlightning.lightning_store import LightningStore as LightningStore
 from agl_agentlightning.lightning_store import LightningStoreClient as LightningStoreClient
 from agl_agentlightning.service import LightningClient as LightningClient
 from agl_agentlightning.service import LightningServer as LightningServer
+from agl_prompts import APO as APO
+from agl_prompts import GEPA as GEPA
 
 __all__: list[str]

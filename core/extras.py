@@ -26,7 +26,7 @@ MODULES = {
     "vllm": ("vllm",),
     "postgres": ("psycopg",),
     "ray": ("ray",),
-    "prompts": ("gepa",),
+    "prompts": ("agl_prompts", "gepa"),
     "export": ("pyarrow", "opentelemetry.exporter"),
     "openai": ("openai",),
     "agentlightning": ("agl_agentlightning",),
@@ -55,7 +55,7 @@ def missing(what: str, module: str, extra: str) -> MissingExtraError:
 
 def install_line(extra: str) -> str:
     """How to install an extra, or several ("local,langchain"): from the clone, as agl is not on PyPI yet."""
-    package = f"./guests/{extra}" if extra in ("agentlightning", "massgen") else f'".[{extra}]"'
+    package = f"./guests/{extra}" if extra in ("agentlightning", "massgen", "prompts") else f'".[{extra}]"'
     return f"in the root of the agl clone: pip install {package}"
 
 

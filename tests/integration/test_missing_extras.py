@@ -54,7 +54,7 @@ def test_so_is_what_would_load_a_model_or_needs_another_part() -> None:
         with pytest.raises(MissingExtraError, match=r'pip install "\.\[ray\]"'):
             agl.Trainer(agl.Baseline(), runners="ray")
     if find_spec("gepa") is None:
-        with pytest.raises(MissingExtraError, match=r'pip install "\.\[prompts\]"'):
+        with pytest.raises(MissingExtraError, match=r"pip install \./guests/prompts"):
             agl.GEPA(reflection=str, budget=9)
 
 

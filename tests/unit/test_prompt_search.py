@@ -18,7 +18,7 @@ from rules import (
 import agl
 from agl.agents.prompts import load_prompts
 from agl.errors import ConfigError, DatasetError
-from agl.trainer.prompts.components import Component
+from agl_prompts.components import Component
 
 
 def test_gepa_finds_every_rule(tmp_path: Path) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl.trainer import prompts
-from agl.trainer.prompts.apo import T_task
+from agl.extras import require
+
+require("agl.APO", "prompts", ("agl_prompts",))
+
+import agl_prompts as prompts  # noqa: E402
+from agl_prompts.apo import T_task  # noqa: E402
 
 __all__ = ["APO"]
 

@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar
 
 from agl.agents.resources import Dataset, PromptTemplate, SystemPrompt
 from agl.errors import ConfigError, RolloutTimeoutError
-from agl.trainer.prompts.components import Component
-from agl.trainer.prompts.reflection import Ask, chat, field_rule
-from agl.trainer.prompts.search import Candidate, IndexedTask, PromptSearch, Scored, Search, Split
 from agl.trainer.run.config import require_positive
+from agl_prompts.components import Component
+from agl_prompts.reflection import Ask, chat, field_rule
+from agl_prompts.search import Candidate, IndexedTask, PromptSearch, Scored, Search, Split
 
 T_task = TypeVar("T_task")
 

@@ -19,8 +19,8 @@ from agl import tracing
 from agl.agents.resources import LLM
 from agl.errors import CheckpointError, ConfigError, EngineError
 from agl.extras import require
-from agl.trainer.prompts.components import Component
 from agl.trainer.run.checkpoints import require_same, write_atomically
+from agl_prompts.components import Component
 
 ASKS = 3
 """How often the model may try to write a text that is allowed."""

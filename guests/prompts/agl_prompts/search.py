@@ -22,15 +22,15 @@ from agl.agents.prompts import save_prompts
 from agl.agents.resources import Dataset, SystemPrompt, as_tasks, resource_to_json
 from agl.errors import AglError, ConfigError, DatasetError
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.prompts.components import Component, difference, known_prompts, observed_prompts
-from agl.trainer.prompts.feedback import describe
-from agl.trainer.prompts.reflection import Reflections
 from agl.trainer.report.statistics import mean_interval, sign_flip_test, success_interval
 from agl.trainer.run.results import mean_rewards, require_some, reward_label
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.types import Mode
+from agl_prompts.components import Component, difference, known_prompts, observed_prompts
+from agl_prompts.feedback import describe
+from agl_prompts.reflection import Reflections
 
 FIRST_LOOK_TASKS = 3
 """How many tasks are run to see the system prompts that agents send."""

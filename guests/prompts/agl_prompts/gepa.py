@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from agl.agents.resources import LLM, Dataset
 from agl.errors import ConfigError, checked_options
 from agl.extras import require
-from agl.trainer.prompts.reflection import Ask, asker, field_rule
-from agl.trainer.prompts.search import Candidate, IndexedTask, PromptSearch, Scored, Search, Split
 from agl.trainer.run.config import require_positive
+from agl_prompts.reflection import Ask, asker, field_rule
+from agl_prompts.search import Candidate, IndexedTask, PromptSearch, Scored, Search, Split
 
 T = TypeVar("T")
 
@@ -27,8 +27,7 @@ class GEPA(PromptSearch):
     """Better prompts by reflection on rollouts; no model is trained.
 
     A few training tasks are run with a candidate, another model reads what happened and rewrites one of its texts, and
-    what got better on these tasks is measured on all validation tasks. `Result.prompts` has the best texts. Needs
-    `pip install '.[prompts]'`.
+    what got better on these tasks is measured on all validation tasks. `Result.prompts` has the best texts.
 
     Attributes:
         reflection: the model that rewrites, `agl.LLM(endpoint, model)`, or a function (sync or async) of a prompt that
