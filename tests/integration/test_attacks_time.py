@@ -227,7 +227,7 @@ async def test_slow_readers_hold_nobody_up_and_are_dropped() -> None:
             await asyncio.sleep(0.05)
         assert resident() - before < 200 * 2**20
         # Nothing is left of them, although not one has hung up.
-        await until(lambda: not slow.access.pending and not engine.running, 40)
+        await until(lambda: not slow.access.pending and not engine.running, 120)
         assert not [r for r in readers if r.fileno() < 0]
         assert (await quick.chat("go on and on about sums and numbers " * 8)).choices
         for reader in readers:
