@@ -16,6 +16,7 @@ from typing import Any, Self
 from agl import semconv, tracing
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
+from agl.tracing.sdk_hooks import parse_through
 
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
@@ -63,8 +64,7 @@ class CallObserver:
 
     def _observe_stream(self, scope: Scope, stream: Any) -> None:
         if not isinstance(stream._iterator, _Reader):
-            reader = _AsyncReader if hasattr(stream._iterator, "__anext__") else _Reader
-            stream._iterator = reader(scope, stream._iterator, stream.response)
+            stream._iterator = _Reader(scope, stream._iterator, stream.response)
 
     def _end(self, scope: Scope, result: Any) -> None:
         answer = ResponseAccumulator()
@@ -84,9 +84,7 @@ class _UnreadResponse:
         self.parsing = self.streams = False
         _when_closed(raw.http_response, self.closed)
         weakref.finalize(raw.http_response, tracing.end, scope).atexit = False
-        # A subclass, not a function on the object, which would keep the object alive or lose it too early.
-        raw._agl_unread = self
-        raw.__class__ = _observed_class(type(raw))
+        parse_through(raw, functools.partial(self.parsing_of, weakref.ref(raw.http_response)))
 
     def closed(self) -> None:
         # `parse()` reads the body, which closes the response, before it returns the result.
@@ -103,34 +101,14 @@ class _UnreadResponse:
         return result
 
     @contextlib.contextmanager
-    def within(self, response: Any) -> Iterator[None]:
+    def parsing_of(self, response: Callable[[], Any]) -> Iterator[Callable[[Any], Any]]:
         self.parsing = True
         try:
-            yield
+            yield self.parsed
         finally:
             self.parsing = False
-            if response.is_closed:
+            if (read := response()) is None or read.is_closed:
                 self.closed()
-
-
-@functools.cache
-def _observed_class(cls: Any) -> Any:
-    """A subclass of a raw response's class, whose `parse()` also reports to the object's `_UnreadResponse`."""
-    if inspect.iscoroutinefunction(cls.parse):
-
-        async def parse_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._agl_unread.within(self.http_response):
-                return self._agl_unread.parsed(await cls.parse(self, *args, **kwargs))
-
-        parse: Any = functools.wraps(cls.parse)(parse_async)
-    else:
-
-        def parse_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._agl_unread.within(self.http_response):
-                return self._agl_unread.parsed(cls.parse(self, *args, **kwargs))
-
-        parse = functools.wraps(cls.parse)(parse_sync)
-    return type(cls.__name__, (cls,), {"parse": parse, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 class _Reader:
@@ -169,8 +147,6 @@ class _Reader:
         finally:
             self.reading = False
 
-
-class _AsyncReader(_Reader):
     def __aiter__(self) -> Self:
         return self
 

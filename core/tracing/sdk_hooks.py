@@ -22,6 +22,7 @@ import sys
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -301,10 +302,10 @@ class _RoutedRequest:
             return self.observer.finished(self.opened, result)
         if self.scope.kind != semconv.CHAT:
             return result
+        scope = self.scope
         if hasattr(result, "http_response") and hasattr(result, "parse"):
-            result._agl_chat = self.scope
-            result.__class__ = _raw_class(type(result))
-        return _with_id(result, self.scope)
+            parse_through(result, lambda: contextlib.nullcontext(lambda parsed: _with_id(parsed, scope)))
+        return _with_id(result, scope)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -321,19 +322,30 @@ def _with_id(result: Any, chat: Scope) -> Any:
     """The result of a request. Of a stream, the response's id is set on the framework's span."""
     chunks = getattr(result, "_iterator", None)
     if chunks is not None and not isinstance(chunks, _Chunks):
-        result._iterator = (_AsyncChunks if hasattr(chunks, "__anext__") else _Chunks)(chunks, chat)
+        result._iterator = _Chunks(chunks, chat)
     return result
 
 
-@functools.cache
-def _raw_class(cls: Any) -> Any:
-    """A subclass of a raw response's class; its `parse()` returns a stream `_with_id`."""
+Parsing = Callable[[], AbstractContextManager[Callable[[Any], Any]]]
+"""Surrounds the call of a raw response's `parse()`; the value gets its result, and returns the caller's."""
 
+
+def parse_through(raw: Any, parsing: Parsing) -> None:
+    """Have a raw response's `parse()` run in `parsing()`."""
+    raw._agl_parsing = parsing
+    # A subclass, not a function on the object, which would keep the object alive or lose it too early.
+    raw.__class__ = _parsing_class(type(raw))
+
+
+@functools.cache
+def _parsing_class(cls: Any) -> Any:
     def parse_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _with_id(cls.parse(self, *args, **kwargs), self._agl_chat)
+        with self._agl_parsing() as parsed:
+            return parsed(cls.parse(self, *args, **kwargs))
 
     async def parse_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _with_id(await cls.parse(self, *args, **kwargs), self._agl_chat)
+        with self._agl_parsing() as parsed:
+            return parsed(await cls.parse(self, *args, **kwargs))
 
     parse = functools.wraps(cls.parse)(parse_async if inspect.iscoroutinefunction(cls.parse) else parse_sync)
     return type(cls.__name__, (cls,), {"parse": parse, "__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -362,8 +374,6 @@ class _Chunks:
     def __next__(self) -> Any:
         return self.take(next(self.chunks))
 
-
-class _AsyncChunks(_Chunks):
     def __aiter__(self) -> Self:
         return self
 
