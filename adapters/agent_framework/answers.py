@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 from agl import semconv
@@ -9,69 +11,38 @@ from agl.messages import Message, Other, Part, Reasoning, Text, ToolCall, write
 
 
 def facts(response: Any, content: bool) -> dict[str, Any]:
-    """The attributes of a whole `ChatResponse`."""
-    updates = UpdateCollector()
-    updates.add(response)
-    updates.usage = response.usage_details or {}
-    updates.contents = [part for message in response.messages for part in message.contents]
-    return updates.facts(content)
+    """The attributes of a `ChatResponse`."""
+    usage = response.usage_details or {}
+    reasons = [str(response.finish_reason)] if response.finish_reason else None
+    attributes = {
+        semconv.RESPONSE_ID: response.response_id,
+        semconv.RESPONSE_MODEL: response.model,
+        semconv.FINISH_REASONS: reasons,
+        semconv.INPUT_TOKENS: usage.get("input_token_count"),
+        semconv.OUTPUT_TOKENS: usage.get("output_token_count"),
+    }
+    if content:
+        parts = tuple(_part(part) for message in response.messages for part in message.contents)
+        attributes[semconv.OUTPUT_MESSAGES] = write.to_json([Message("assistant", parts)], reasons or ())
+    return attributes
 
 
-class UpdateCollector:
-    """Collects what a stream's updates say of the whole response."""
+def streamed_facts(updates: Sequence[Any], content: bool) -> dict[str, Any]:
+    """The attributes of a stream's updates, which the framework joins. They are not changed."""
+    from agent_framework import ChatResponse
 
-    def __init__(self) -> None:
-        self.known: dict[str, Any] = {}
-        self.usage: Any = {}
-        self.contents: list[Any] = []
+    copies = [copy.copy(update) for update in updates]
+    for update in copies:
+        update.contents = [copy.copy(part) for part in update.contents or ()]
+    return facts(ChatResponse.from_updates(copies), content)
 
-    def add(self, update: Any) -> None:
-        """Read an update, which is not changed."""
-        reason = getattr(update, "finish_reason", None)
-        for name, value in (
-            (semconv.RESPONSE_ID, getattr(update, "response_id", None)),
-            (semconv.RESPONSE_MODEL, getattr(update, "model", None)),
-            (semconv.FINISH_REASONS, [str(reason)] if reason else None),
-        ):
-            if value:
-                self.known[name] = value
-        for part in getattr(update, "contents", None) or ():
-            if part.type == "usage":
-                self.usage = part.usage_details or {}
-            else:
-                self.contents.append(part)
 
-    def facts(self, content: bool) -> dict[str, Any]:
-        """The attributes of a `chat` span."""
-        attributes = {
-            **self.known,
-            semconv.INPUT_TOKENS: self.usage.get("input_token_count"),
-            semconv.OUTPUT_TOKENS: self.usage.get("output_token_count"),
-        }
-        if content:
-            reasons = attributes.get(semconv.FINISH_REASONS) or ()
-            attributes[semconv.OUTPUT_MESSAGES] = write.to_json([self._answer()], reasons)
-        return attributes
-
-    def _answer(self) -> Message:
-        parts: list[Part] = []
-        whole = True  # whether the last part is: what follows of its kind is another one
-        for content in self.contents:
-            # A Responses stream repeats a part, whole, when it is done.
-            replaces, last = getattr(content, "merge_mode", None) == "replace", parts[-1] if parts else None
-            match content.type:
-                case "text" | "text_reasoning":
-                    kind = Text if content.type == "text" else Reasoning
-                    before = parts.pop().content if isinstance(last, kind) and not whole else ""  # type: ignore[union-attr]
-                    parts.append(kind((content.text or "") if replaces else before + (content.text or "")))
-                case "function_call":
-                    call = ToolCall(content.call_id or "", content.name or "", content.arguments or "")
-                    if isinstance(last, ToolCall) and call.id in ("", last.id) and isinstance(call.arguments, str):
-                        parts.pop()
-                        arguments = call.arguments if replaces else f"{last.arguments}{call.arguments}"
-                        call = ToolCall(last.id, last.name, arguments)
-                    parts.append(call)
-                case _:
-                    parts.append(Other(content.to_dict()))
-            whole = replaces
-        return Message("assistant", tuple(parts))
+def _part(content: Any) -> Part:
+    match content.type:
+        case "text":
+            return Text(content.text or "")
+        case "text_reasoning":
+            return Reasoning(content.text or "")
+        case "function_call":
+            return ToolCall(content.call_id or "", content.name or "", content.arguments or "")
+    return Other(content.to_dict())

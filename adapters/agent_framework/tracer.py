@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
-from agl.adapters.agent_framework.answers import UpdateCollector, facts
+from agl.adapters.agent_framework.answers import facts, streamed_facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import INVALID
@@ -167,15 +167,16 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
             raise
     if scope is None or not hasattr(stream, "with_pull_context_manager"):
         return stream
-    updates = UpdateCollector()
+    updates: list[Any] = []
 
     def finish() -> None:
-        attributes = updates.facts(scope.rollout.capture_content) if scope.kind == semconv.CHAT else None
+        content = scope.rollout.capture_content
+        attributes = streamed_facts(updates, content) if scope.kind == semconv.CHAT else None
         with aside:
             end(scope, error=stream._stream_error, attributes=attributes)
 
     stream = stream.with_pull_context_manager(lambda: aside)
-    return stream.with_update_transform(updates.add).with_cleanup_hook(finish)
+    return stream.with_update_transform(updates.append).with_cleanup_hook(finish)
 
 
 def _result_facts(result: Any, content: bool) -> dict[str, Any]:
