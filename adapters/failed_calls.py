@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agl import semconv, tracing
 from agl.adapters.aside import Aside, end, start
+from agl.adapters.scopes import tool_end
 from agl.tracing.context import Scope
 
 
@@ -25,13 +26,11 @@ def record_failed_call(
     here = parent or tracing.current()
     if here is None or not call_id or _has_span(here.rollout, call_id):
         return
-    content = here.rollout.capture_content
     attributes = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_ID: call_id, semconv.ISSUED_BY: issued_by}
     with Aside():
         scope = start(semconv.EXECUTE_TOOL, name, parent=here, agent=agent, attributes=attributes)
         if scope is not None:
-            result = {semconv.TOOL_CALL_RESULT: text if content else None}
-            end(scope, error=text if content and text else "the tool failed", attributes=result)
+            tool_end(scope, text, failed=True, end=end)
 
 
 def _has_span(rollout: tracing.RolloutContext, call_id: str) -> bool:

@@ -113,10 +113,11 @@ def last_chat(scope: Scope | None) -> str | None:
     return next((s.span_id for s in spans if s.operation == semconv.CHAT and s.parent_id == scope.span_id), None)
 
 
-def tool_end(scope: Scope, result: str, *, failed: bool = False, end: End = tracing.end) -> None:
-    """End a tool's scope with the result that the model gets."""
+def tool_end(scope: Scope, result: str, *, failed: bool | str = False, end: End = tracing.end) -> None:
+    """End a tool's scope with the result that the model gets; `failed` may say why the tool failed."""
     content = scope.rollout.capture_content
-    error = None if not failed else result if content else "the tool failed"
+    why = failed if isinstance(failed, str) else result
+    error = None if failed is False else (content and why) or "the tool failed"
     end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
 
 

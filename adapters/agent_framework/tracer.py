@@ -22,9 +22,9 @@ from agl.adapters.aside import Aside, end, start
 from agl.adapters.base import INVALID
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, model_call, tool_run
+from agl.adapters.scopes import agent_turn, model_call, tool_end, tool_run
 from agl.mdp.selection import Selection
-from agl.tracing.context import Scope
+from agl.tracing.context import Scope, within
 
 _executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=None)
 """The workflow's executor that is running here."""
@@ -110,7 +110,7 @@ def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:
             return model_call(model, str(getattr(self, "otel_provider_name", "unknown")), start=start)
 
         call = functools.partial(get_response, self, *args, **kwargs)
-        return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call, facts)
+        return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call, _answered)
 
     return traced_response
 
@@ -129,7 +129,7 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
         def begin() -> Scope | None:
             return tool_run(self.name, arguments, kwargs.get("tool_call_id"), start=start)
 
-        return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _result_facts, _failure)
+        return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned)
 
     return traced_invoke
 
@@ -137,21 +137,15 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
 async def _awaited(
     begin: Callable[[], Scope | None],
     call: Callable[[], Any],
-    facts_of: Callable[[Any, bool], dict[str, Any]] = lambda result, content: {},
-    failure: Callable[[Any], str | None] = lambda result: None,
+    finish: Callable[[Scope, Any], None] | None = None,
 ) -> Any:
-    scope = begin()
-    try:
-        result = await call()
-    except BaseException as error:
-        if scope is not None:
-            end(scope, error=error)
-        raise
-    if scope is not None:
-        content = scope.rollout.capture_content
-        error = failure(result)
-        end(scope, error=error if content or error is None else "the tool failed", attributes=facts_of(result, content))
+    with within(begin(), finish, end=end) as returns:
+        returns(result := await call())
     return result
+
+
+def _answered(scope: Scope, response: Any) -> None:
+    end(scope, attributes=facts(response, scope.rollout.capture_content))
 
 
 def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
@@ -179,10 +173,10 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
     return stream.with_update_transform(updates.append).with_cleanup_hook(finish)
 
 
-def _result_facts(result: Any, content: bool) -> dict[str, Any]:
-    if not content:
-        return {}
-    return {semconv.TOOL_CALL_RESULT: "\n".join(str(_part_text(part)) for part in _parts(result))}
+def _returned(scope: Scope, result: Any) -> None:
+    text = "\n".join(str(_part_text(part)) for part in _parts(result))
+    failure = _failure(result)
+    tool_end(scope, text, failed=False if failure is None else failure, end=end)
 
 
 def _failure(result: Any) -> str | None:

@@ -21,7 +21,7 @@ from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
-from agl.adapters.scopes import model_call, place, tool_run
+from agl.adapters.scopes import model_call, place, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
 from agl.tracing.provider_formats import finish_reason
@@ -261,17 +261,13 @@ def _handler() -> BaseCallbackHandler:
             run.opened(tool_run(name, arguments, call_id, agent=agent, parent=parent))
 
         def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-            run = self.runs.get(run_id)
+            run = self.runs.pop(run_id, None)
             if run is None or (scope := run.scope) is None:
                 return
             result = _tool_result(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))
-            text, content = str(getattr(result, "content", result)), scope.rollout.capture_content
-            error = (text if content else "the tool failed") if getattr(result, "status", None) == "error" else None
-            attributes = {
-                semconv.TOOL_CALL_RESULT: text if content else None,
-                semconv.HANDOFF_TO: _handoff_target(output),
-            }
-            self._close(run_id, error, attributes=attributes)
+            scope.span.set_attribute(semconv.HANDOFF_TO, _handoff_target(output))
+            failed = getattr(result, "status", None) == "error"
+            tool_end(scope, str(getattr(result, "content", result)), failed=failed)
 
         def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
             self._close(run_id, error)
