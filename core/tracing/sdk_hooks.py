@@ -200,16 +200,7 @@ def _routed(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 class _RoutedRequest:
     """One LLM call of an SDK inside a rollout: its destination and its span."""
 
-    def __init__(
-        self,
-        sdk: str,
-        client: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        options: Any,
-        path: str,
-        scope: Scope,
-    ) -> None:
+    def __init__(self, sdk: str, client: Any, args: Any, kwargs: Any, options: Any, path: str, scope: Scope) -> None:
         self.sdk, self.client, self.args, self.kwargs = sdk, client, args, kwargs
         self.options, self.path, self.scope = options, path, scope
         self.opened: Scope | None = None

@@ -59,7 +59,8 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
             references alone; `timeout`, `max_rows`, `max_mb`, `tolerance`, `distinct`.
     """
     try:
-        with _open(job) as run:
+        path = re.sub(r"^sqlite(\+\w+)?:///", "", job["database"])
+        with (_sqlalchemy if "://" in path else _sqlite)(path, job) as run:
             expected = [_expected(run, query) for query in job["references"]]
             if job["query"] is None:
                 return {"equal": False}
@@ -89,15 +90,8 @@ def _expected(run: Callable[[str], Rows], query: str) -> Rows:
 
 
 @contextlib.contextmanager
-def _open(job: dict[str, Any]) -> Iterator[Callable[[str], Rows]]:
-    """A function query -> rows on the database, which raises `QueryFailed` if the query is at fault."""
-    path = re.sub(r"^sqlite(\+\w+)?:///", "", job["database"])
-    with (_sqlalchemy if "://" in path else _sqlite)(path, job) as run:
-        yield run
-
-
-@contextlib.contextmanager
 def _sqlite(path: str, job: dict[str, Any]) -> Iterator[Callable[[str], Rows]]:
+    """A function query -> rows on the database, which raises `QueryFailed` if the query is at fault."""
     timeout: float = job["timeout"]
     if not Path(path).is_file():
         raise DatabaseFailed(
@@ -144,6 +138,7 @@ def _sqlite(path: str, job: dict[str, Any]) -> Iterator[Callable[[str], Rows]]:
 
 @contextlib.contextmanager
 def _sqlalchemy(url: str, job: dict[str, Any]) -> Iterator[Callable[[str], Rows]]:
+    """`_sqlite` of another database."""
     import sqlalchemy
     from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -166,7 +161,13 @@ def _sqlalchemy(url: str, job: dict[str, Any]) -> Iterator[Callable[[str], Rows]
             raise QueryFailed("only SELECT, WITH and VALUES are run")
         if ";" in QUOTED_OR_COMMENT.sub(" ", query):
             raise QueryFailed("only one statement is run")
-        with _connection() as connection:
+        try:
+            connection = engine.connect()
+        except SQLAlchemyError as error:
+            raise DatabaseFailed(
+                f"cannot reach {masked_url}: {error}", "is it running, and is the URL right?"
+            ) from error
+        with connection:
             try:
                 if engine.dialect.name == "postgresql":
                     for statement in setup:
@@ -185,17 +186,6 @@ def _sqlalchemy(url: str, job: dict[str, Any]) -> Iterator[Callable[[str], Rows]
             finally:
                 with contextlib.suppress(SQLAlchemyError):
                     connection.rollback()
-
-    @contextlib.contextmanager
-    def _connection() -> Iterator[Any]:
-        try:
-            connection = engine.connect()
-        except SQLAlchemyError as error:
-            raise DatabaseFailed(
-                f"cannot reach {masked_url}: {error}", "is it running, and is the URL right?"
-            ) from error
-        with connection:
-            yield connection
 
     try:
         yield run

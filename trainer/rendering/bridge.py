@@ -295,18 +295,14 @@ def _call_ids(new: list[dict[str, Any]]) -> list[str]:
     return [m["tool_call_id"] for m in new if m["role"] == "tool"]
 
 
-def _answer(kind: Kind, call_ids: Sequence[str]) -> dict[str, Any]:
+def _history(kind: Kind, call_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """The shortest history for `kind`, which ends with an answer."""
     answer: dict[str, Any] = {"role": "assistant", "content": "" if kind.n_calls else _ANSWER}
     if kind.n_calls:
         answer["tool_calls"] = [placeholder_call("placeholder_tool", i) for i in call_ids[: kind.n_calls]]
     if kind.reasoning:
         answer["reasoning_content"] = _THOUGHT
-    return answer
-
-
-def _history(kind: Kind, call_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The shortest history for `kind`, which ends with an answer."""
-    return [*([_SYSTEM] if kind.system else []), _USER, _answer(kind, call_ids)]
+    return [*([_SYSTEM] if kind.system else []), _USER, answer]
 
 
 def _earlier(kind: Kind) -> list[list[dict[str, Any]]]:

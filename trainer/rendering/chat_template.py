@@ -141,7 +141,8 @@ class ChatTemplate:
             closed = "</think>" in answer
             if not closed and ("<think>" in answer or self._opens_reasoning(prompt)):
                 return "the answer was cut short inside its reasoning"
-            reasoning = closed or self._mentions_reasoning(prompt)
+            marked = np.isin(prompt, [*self._marks]).any() if len(self._marks) == 2 else "think>" in self.decode(prompt)
+            reasoning = closed or bool(marked)
         kind = Kind(tuple(m["role"] for m in messages), bool(tools), system, reasoning)
         return self._bridge.extend(kind, int(response[-1]) if response.size else None, messages, tools)
 
@@ -182,11 +183,6 @@ class ChatTemplate:
 
     def _opens_reasoning(self, prompt: IntArray) -> bool:
         return self.decode(prompt[-8:]).rstrip().endswith("<think>")
-
-    def _mentions_reasoning(self, prompt: IntArray) -> bool:
-        if len(self._marks) == 2:
-            return bool(np.isin(prompt, list(self._marks)).any())
-        return "think>" in self.decode(prompt)
 
     def _wants_short_ids(self) -> bool:
         """Whether the template takes only tool-call ids of nine letters and digits, as Mistral's do."""

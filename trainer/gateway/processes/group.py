@@ -141,7 +141,9 @@ class GatewayProcesses(Gateway):
     ) -> tuple[Access, str]:
         living = self._living()
         if not living:
-            raise _failure_of(self._processes)
+            failures = [process.failure for process in self._processes if process.failure is not None]
+            unstarted = GatewayError("the gateway is not listening", hint="start it with GatewayProcesses.start()")
+            raise failures[-1] if failures else unstarted
         counts = [sum(of is process for of, _, _ in self._attempts.values()) for process in living]
         process = living[counts.index(min(counts))]
         rules = rules or SamplingRules()
@@ -261,12 +263,3 @@ class _Process:
         )
         self.peer.fail(self.failure)
         self._on_death(self)
-
-
-def _failure_of(processes: Sequence[_Process]) -> GatewayError:
-    failures = [process.failure for process in processes if process.failure is not None]
-    return (
-        failures[-1]
-        if failures
-        else GatewayError("the gateway is not listening", hint="start it with GatewayProcesses.start()")
-    )

@@ -134,9 +134,5 @@ def _unpickled(rendering: bytes) -> Rendering:
     return pickle.loads(rendering)
 
 
-async def _main() -> None:
-    await serve_parent(Worker().peer)
-
-
 if __name__ == "__main__":
-    asyncio.run(_main())
+    asyncio.run(serve_parent(Worker().peer))

@@ -52,7 +52,11 @@ class ResponsesStream:
         end = finished_response(self._pending, self._served, self._request, reply, created=self._created)
         for index, item in enumerate(end["output"]):
             if item["type"] == "message":
-                yield from self._end_message(index, item)
+                yield from self._begin_message()
+                (part,) = item["content"]
+                yield self._in_message("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
+                yield self._in_message("response.content_part.done", part=part)
+                yield self._event("response.output_item.done", output_index=index, item=item)
             elif item["type"] == "function_call":
                 yield from self._function_call(index, item)
         yield self._event(f"response.{end['status']}", response=end)
@@ -94,13 +98,6 @@ class ResponsesStream:
             item = message_item(self._id, None, "in_progress")
             yield self._event("response.output_item.added", output_index=int(self._reasoned), item=item)
             yield self._in_message("response.content_part.added", part=text_part(""))
-
-    def _end_message(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
-        yield from self._begin_message()
-        (part,) = item["content"]
-        yield self._in_message("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
-        yield self._in_message("response.content_part.done", part=part)
-        yield self._event("response.output_item.done", output_index=index, item=item)
 
     def _in_message(self, event: str, **fields: Any) -> bytes:
         item_id = message_item(self._id, None, "in_progress")["id"]
