@@ -55,6 +55,17 @@ class Reward:
     primary: bool = True
     agent: str | None = None
 
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those of a span that reports it, which `of_span` reads; None for what is left out."""
+        return {
+            semconv.REWARD_NAME: self.name,
+            semconv.REWARD_VALUE: self.value,
+            semconv.REWARD_PRIMARY: self.primary,
+            semconv.REWARD_SOURCE: self.source,
+            semconv.REWARD_AGENT: self.agent,
+        }
+
     @classmethod
     def of_span(cls, attributes: Mapping[str, Any], parent_id: str | None) -> Reward | None:
         """The reward that a span with these attributes and this parent reports; None if it is not a reward's span.

@@ -15,7 +15,7 @@ from agl import semconv
 from agl.errors import ConfigError, RewardError, nearest
 from agl.mdp import spans
 from agl.mdp.builder import AttemptTrajectory, CreditedReward
-from agl.mdp.outcomes import ToolOutcome, handoffs, tool_outcomes
+from agl.mdp.outcomes import handoffs, tool_outcomes
 from agl.mdp.selection import AgentFilter, Selection, select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
@@ -173,7 +173,15 @@ class AIR:
             if _is_selected(outcome.call, outcome.agent, selection):
                 event: Event = "on_tool_success" if outcome.error is None else "on_tool_failure"
                 where = {"agent": outcome.agent, "tool": outcome.tool, "span": outcome.span_id}
-                credited += apply(event, _tool_facts(outcome), outcome.call, outcome.span_id, **where)
+                facts = {
+                    "tool_name": outcome.tool,
+                    "output": outcome.output,
+                    "error": outcome.error,
+                    "arguments": outcome.arguments,
+                    "agent": outcome.agent,
+                    "tool_call_id": outcome.tool_call_id,
+                }
+                credited += apply(event, facts, outcome.call, outcome.span_id, **where)
         for handoff in handoffs(index):
             if _is_selected(handoff.call, handoff.from_agent, selection):
                 facts = {"from_agent": handoff.from_agent, "to_agent": handoff.to_agent}
@@ -195,14 +203,7 @@ def reward_spans(credited: Sequence[CreditedReward], index: SpanIndex) -> list[S
         parent = index.spans.get(reward.span_id or "", root)
         # Stores return spans in order of time; a microsecond each keeps the order.
         at = now + i * 1e-6
-        facts = {
-            semconv.REWARD_NAME: reward.name,
-            semconv.REWARD_VALUE: reward.value,
-            semconv.REWARD_PRIMARY: reward.primary,
-            semconv.REWARD_SOURCE: reward.source,
-            semconv.REWARD_CALL: call_id or "",
-            semconv.REWARD_AGENT: reward.agent,
-        }
+        facts = {**reward.attributes, semconv.REWARD_CALL: call_id or ""}
         events = (spans.Event(semconv.EVALUATION, at, evaluation(reward, call_id)),)
         agent, where = parent.agent or root.agent or "", {"parent_id": parent.span_id, "start": at, "end": at}
         made.append(spans.recorded(root, semconv.REWARD, reward.name, agent, facts, events=events, **where))
@@ -303,7 +304,11 @@ class _Decorator:
 
         def register(function: Rule) -> Rule:
             arguments = _arguments(self._event, function)
-            entry = _Rule(self._event, function, arguments, selections, name or _name(self._event, function), primary)
+            own = name or getattr(function, "__name__", "<lambda>")
+            if own == "<lambda>":
+                hint = f'name its reward: agl.air.{self._event}(name="tool_ok")(...)'
+                raise ConfigError("an AIR rule has no name", hint=hint)
+            entry = _Rule(self._event, function, arguments, selections, own, primary)
             kind = function if hasattr(function, "__qualname__") else type(function)
             self._rules[(self._event, str(kind.__module__), kind.__qualname__, entry.name)] = entry
             return function
@@ -313,17 +318,6 @@ class _Decorator:
 
 def _is_selected(call: Call | None, agent: str, selection: Selection) -> bool:
     return call.policy is not None if call is not None else selection.policy_for(agent) is not None
-
-
-def _tool_facts(outcome: ToolOutcome) -> dict[str, Any]:
-    return {
-        "tool_name": outcome.tool,
-        "output": outcome.output,
-        "error": outcome.error,
-        "arguments": outcome.arguments,
-        "agent": outcome.agent,
-        "tool_call_id": outcome.tool_call_id,
-    }
 
 
 def _arguments(event: Event, function: Callable[..., Any]) -> tuple[str, ...]:
@@ -351,13 +345,6 @@ def _arguments(event: Event, function: Callable[..., Any]) -> tuple[str, ...]:
                 hint=f"a rule may take {', '.join(known)}",
             )
     return tuple(arguments)
-
-
-def _name(event: Event, function: Callable[..., Any]) -> str:
-    name = getattr(function, "__name__", "<lambda>")
-    if name == "<lambda>":
-        raise ConfigError("an AIR rule has no name", hint=f'name its reward: agl.air.{event}(name="tool_ok")(...)')
-    return name
 
 
 air = AIR()

@@ -114,15 +114,7 @@ def emit_reward(value: float | Mapping[str, float], primary: str | None = None, 
 
 def record(reward: Reward) -> None:
     """Record a reward in the current span."""
-    attributes = {
-        semconv.REWARD_NAME: reward.name,
-        semconv.REWARD_VALUE: reward.value,
-        semconv.REWARD_PRIMARY: reward.primary,
-        semconv.REWARD_SOURCE: reward.source,
-    }
-    if reward.agent is not None:
-        attributes[semconv.REWARD_AGENT] = reward.agent
-    scope = tracing.start(semconv.REWARD, reward.name, attributes=attributes)
+    scope = tracing.start(semconv.REWARD, reward.name, attributes=reward.attributes)
     if scope is not None:
         scope.span.add_event(semconv.EVALUATION, evaluation(reward))
         tracing.end(scope)

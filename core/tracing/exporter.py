@@ -64,11 +64,8 @@ class BackgroundSpanExporter:
         self._thread: threading.Thread | None = None
         self._reported = False
 
-    def put(self, span: Span) -> None:
+    def put(self, item: Span | _End) -> None:
         """Queue a span; does not block."""
-        self._put(span)
-
-    def _put(self, item: Span | _End) -> None:
         self._start()
         with self._idle:
             self._unsent += 1
@@ -86,7 +83,7 @@ class BackgroundSpanExporter:
     def finish(self, error: str | None) -> None:
         """Send the remaining spans and, in the process that made this exporter, the program's end."""
         if self.owner == os.getpid():
-            self._put(_End(error))
+            self.put(_End(error))
         if not self.flush():
             self._lost(f"the last spans could not be sent within {EXIT_SECONDS:g} s")
 
