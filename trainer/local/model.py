@@ -108,9 +108,30 @@ def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPo
     Raises:
         ConfigError: a target that the model does not have.
     """
+    from peft import LoraConfig, PeftModel, get_peft_model
+
     name = f"adapter{len(policy.adapters)}"
-    model = _with_adapter(policy.model, name, lora, seed).eval()
-    return replace(policy, model=model, adapters=(*policy.adapters, name))
+    targets, model = lora.target_modules, policy.model
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            if isinstance(model, PeftModel):
+                model.add_adapter(name, config)
+            else:
+                model = get_peft_model(model, config, adapter_name=name)
+        except ValueError as error:
+            raise ConfigError(
+                f"LoRA target_modules={targets!r}: {str(error).splitlines()[0]}",
+                hint="name linear layers of this model, or use 'all-linear'",
+            ) from error
+    return replace(policy, model=model.eval(), adapters=(*policy.adapters, name))
 
 
 def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str | None = None) -> None:
@@ -241,28 +262,3 @@ def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> A
             path=name,
         )
     return model
-
-
-def _with_adapter(model: Any, name: str, lora: LoraSpec, seed: int) -> Any:
-    from peft import LoraConfig, PeftModel, get_peft_model
-
-    targets = lora.target_modules
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        try:
-            if not isinstance(model, PeftModel):
-                return get_peft_model(model, config, adapter_name=name)
-            model.add_adapter(name, config)
-            return model
-        except ValueError as error:
-            raise ConfigError(
-                f"LoRA target_modules={targets!r}: {str(error).splitlines()[0]}",
-                hint="name linear layers of this model, or use 'all-linear'",
-            ) from error

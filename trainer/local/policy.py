@@ -33,10 +33,6 @@ OnProgress = Callable[[str], object]
 """Called with what is being loaded."""
 
 
-def _ignore(text: str) -> None:
-    pass
-
-
 class LocalPolicy:
     """A policy in a separate process, or in one shared with other adapters on the same base model.
 
@@ -58,7 +54,7 @@ class LocalPolicy:
         self.prompt_tokens = self.reused_tokens = 0
 
     @classmethod
-    async def start(cls, spec: PolicySpec, *, on_progress: OnProgress = _ignore) -> LocalPolicy:
+    async def start(cls, spec: PolicySpec, *, on_progress: OnProgress = lambda text: None) -> LocalPolicy:
         """Start a process for this policy alone and load it.
 
         Args:
@@ -158,7 +154,9 @@ class LocalPolicy:
         return result
 
 
-async def start_policies(specs: Seq[PolicySpec], *, on_progress: OnProgress = _ignore) -> dict[str, LocalPolicy]:
+async def start_policies(
+    specs: Seq[PolicySpec], *, on_progress: OnProgress = lambda text: None
+) -> dict[str, LocalPolicy]:
     """Load several policies: adapters on the same base in one process, which samples them in one batch; any other in a
     separate process. `on_progress`: as for `LocalPolicy.start`.
 
@@ -206,7 +204,7 @@ class PolicyProcess:
         self._on_death: Callable[[AglError], None] = lambda error: None
 
     @classmethod
-    async def start(cls, specs: Seq[PolicySpec], *, on_progress: OnProgress = _ignore) -> PolicyProcess:
+    async def start(cls, specs: Seq[PolicySpec], *, on_progress: OnProgress = lambda text: None) -> PolicyProcess:
         """Start the process and load the policies.
 
         Args:

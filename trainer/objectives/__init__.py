@@ -2,6 +2,9 @@
 
 from typing import Literal
 
+MAX_LOG_RATIO = 20.0
+"""Log-ratios beyond this are cut, so that their exponential stays finite (as in verl)."""
+
 LossAgg = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 """See `agl.trainer.objectives.reduction.token_weights`."""
 

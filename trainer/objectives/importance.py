@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.objectives import RolloutIS
-
-MAX_LOG_RATIO = 20.0
-"""Log-ratios beyond this are cut before their exponential, as in verl."""
+from agl.trainer.objectives import MAX_LOG_RATIO, RolloutIS
 
 
 def truncated_importance(log_ratios_N: FloatArray, calls_N: IntArray, level: RolloutIS, threshold: float) -> FloatArray:

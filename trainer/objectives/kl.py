@@ -7,11 +7,10 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from agl.trainer.objectives import KLKind
+from agl.trainer.objectives import MAX_LOG_RATIO, KLKind
 
-MAX_LOG_RATIO = 20.0
 MAX_K3 = 10.0
-"""Bounds on k3, as in verl: its exponential would let one token outweigh a batch."""
+"""Bound on k3, as in verl: its exponential would let one token outweigh a batch."""
 
 
 def kl_penalty(logprobs_N: Tensor, ref_logprobs_N: Tensor, kind: KLKind = "k3") -> Tensor:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-MAX_LOG_RATIO = 20.0
-"""Log-ratios beyond this are cut, so that their exponential stays finite (as in verl)."""
+from agl.trainer.objectives import MAX_LOG_RATIO
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -133,37 +133,39 @@ class Chosen:
 
 def choose(
     candidates: Iterable[Candidate],
-    *,
-    where: Where = None,
-    agents: AgentFilter = None,
-    per_task: int | None = None,
-    weight: Weight | None = None,
+    **options: Any,
 ) -> Chosen:
     """The rollouts and calls to imitate.
 
-    A rollout is left out if it does not fulfil `where`, if the same calls were made in another rollout of its task, or
-    if its task has `per_task` better ones (by total reward, then the oldest). Of a rollout that is kept, a call is left
-    out if it is another agent's, was cut at its limit, cancelled or failed, has own rewards that sum to less
-    than 0, was cut by the client, which continued with only the beginning of the answer, or equals a call that is
-    trained already.
-
     Args:
         candidates: in order of creation; read once, and only those that are kept stay in memory.
-        where: which rollouts. agents: whose calls; their policies stay what they are.
-        per_task: maximum number of rollouts of a task; None for all.
-        weight: of a rollout's calls in the loss; 1 if None.
+        options: of `Choice`.
 
     Raises:
         ConfigError: an option has an impossible value, or `weight` gives one.
     """
-    choice = Choice(where=where, agents=agents, per_task=per_task, weight=weight)
+    choice = Choice(**options)
     for candidate in candidates:
         choice.add(candidate)
     return choice.chosen()
 
 
 class Choice:
-    """What `choose` has kept so far; its options are those of `choose`."""
+    """The rollouts and calls to imitate, of those that were added so far.
+
+    A rollout is left out if it does not fulfil `where`, if another rollout of its task made the same calls, or if its
+    task has `per_task` better ones (by total reward, then the oldest). Of a rollout that is kept, a call is left out if
+    it is another agent's, was cut at its limit, cancelled or failed, has own rewards that sum to less than 0, was cut
+    by the client, which continued with only the beginning of the answer, or equals a call that is trained already.
+
+    Args:
+        where: which rollouts. agents: whose calls; their policies stay what they are.
+        per_task: maximum number of rollouts of a task; None for all.
+        weight: of a rollout's calls in the loss; 1 if None.
+
+    Raises:
+        ConfigError: an option has an impossible value.
+    """
 
     def __init__(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from agl.errors import ConfigError, NoTrainableDataError
 from agl.mdp.builder import AttemptTrajectory
@@ -172,8 +171,9 @@ class _Side:
 def _made(task: str, high: _Side, low: _Side) -> list[Pair]:
     """One pair per policy that has calls on both sides."""
     calls = [t.call for t in high.transitions]
-    chosen = _trajectory(high, [t for t in high.transitions if unfit(t, calls) is None])
-    rejected = _trajectory(low, low.transitions)
+    fit = tuple(t for t in high.transitions if unfit(t, calls) is None)
+    chosen = replace(high.candidate.attempt.trajectory, transitions=fit)
+    rejected = replace(low.candidate.attempt.trajectory, transitions=low.transitions)
     return [
         Pair(
             policy,
@@ -186,7 +186,3 @@ def _made(task: str, high: _Side, low: _Side) -> list[Pair]:
         for policy in chosen.policies
         if policy in rejected.policies
     ]
-
-
-def _trajectory(side: _Side, transitions: Any) -> Trajectory:
-    return replace(side.candidate.attempt.trajectory, transitions=tuple(transitions))

@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from agl.agents.resources import Dataset, PromptTemplate, SystemPrompt
 from agl.errors import ConfigError, RolloutTimeoutError
@@ -44,6 +45,7 @@ Rewrite the text so that it answers the criticism. Keep what the critic does not
 within ``` lines."""
 
 
+@dataclass(eq=False, repr=False)
 class APO(PromptSearch, Generic[T_task]):
     """Better prompts by beam search; no model is trained.
 
@@ -51,7 +53,7 @@ class APO(PromptSearch, Generic[T_task]):
     another one rewrites it by the critique. Beam and new texts are compared on validation tasks, and the best one on
     all of these. Several texts are rewritten in turn.
 
-    Args:
+    Attributes:
         async_openai_client: `openai.AsyncOpenAI`; asks both models.
         gradient_model: writes the critique. apply_edit_model: rewrites the text.
         diversity_temperature: of both.
@@ -66,43 +68,30 @@ class APO(PromptSearch, Generic[T_task]):
         ConfigError: a number below 1.
     """
 
-    needs_held_out = False
+    needs_held_out: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        async_openai_client: Any,
-        *,
-        gradient_model: str = "gpt-5-mini",
-        apply_edit_model: str = "gpt-4.1-mini",
-        diversity_temperature: float = 1.0,
-        gradient_batch_size: int = 4,
-        val_batch_size: int = 16,
-        beam_width: int = 4,
-        branch_factor: int = 4,
-        beam_rounds: int = 3,
-        rollout_batch_timeout: float = 3600.0,
-        run_initial_validation: bool = True,
-        held_out: Dataset[Any] | Iterable[Any] | float | None = None,
-    ) -> None:
-        require_positive(
-            gradient_batch_size=gradient_batch_size,
-            val_batch_size=val_batch_size,
-            beam_width=beam_width,
-            branch_factor=branch_factor,
-            beam_rounds=beam_rounds,
-            rollout_batch_timeout=rollout_batch_timeout,
-        )
-        if not hasattr(async_openai_client, "chat"):
-            raise ConfigError(f"APO({async_openai_client!r})", hint="give it an openai.AsyncOpenAI()")
-        self.client = async_openai_client
-        self.gradient_model, self.apply_edit_model = gradient_model, apply_edit_model
-        self.diversity_temperature = diversity_temperature
-        self.gradient_batch_size, self.val_batch_size = gradient_batch_size, val_batch_size
-        self.beam_width, self.branch_factor, self.beam_rounds = beam_width, branch_factor, beam_rounds
-        self.rollout_batch_timeout = rollout_batch_timeout
-        self.run_initial_validation = run_initial_validation
-        self.held_out = held_out
-        self._best: dict[str, PromptTemplate | SystemPrompt] = {}
+    async_openai_client: Any = field(metadata={"recorded": False})
+    _: KW_ONLY
+    gradient_model: str = "gpt-5-mini"
+    apply_edit_model: str = "gpt-4.1-mini"
+    diversity_temperature: float = 1.0
+    gradient_batch_size: int = 4
+    val_batch_size: int = 16
+    beam_width: int = 4
+    branch_factor: int = 4
+    beam_rounds: int = 3
+    rollout_batch_timeout: float = 3600.0
+    run_initial_validation: bool = True
+    held_out: Dataset[Any] | Iterable[Any] | float | None = field(default=None, metadata={"recorded": False})
+    _best: dict[str, PromptTemplate | SystemPrompt] = field(
+        default_factory=dict, init=False, metadata={"recorded": False}
+    )
+
+    def __post_init__(self) -> None:
+        names = ("gradient_batch_size", "val_batch_size", "beam_width", "branch_factor", "beam_rounds")
+        require_positive(**{name: getattr(self, name) for name in (*names, "rollout_batch_timeout")})
+        if not hasattr(self.async_openai_client, "chat"):
+            raise ConfigError(f"APO({self.async_openai_client!r})", hint="give it an openai.AsyncOpenAI()")
 
     def get_best_prompt(self) -> PromptTemplate | SystemPrompt:
         """The best text so far, also while the search runs; the first of several, of which `Result.prompts` has all.
@@ -141,7 +130,7 @@ class APO(PromptSearch, Generic[T_task]):
             if run.stop_reason is not None:
                 break
             children = await self._children(work, round_, beam, train, rng)
-            pool = _distinct([*beam, *children])
+            pool = [dict(texts) for texts in dict.fromkeys(tuple(c.items()) for c in (*beam, *children))]
             tasks = rng.sample(val, min(self.val_batch_size, len(val)))
             scores = _means(await self._evaluate(work, [(candidate, tasks) for candidate in pool], "val"))
             # Of equals the older one comes first.
@@ -189,7 +178,7 @@ class APO(PromptSearch, Generic[T_task]):
         return None if text is None else {**parent, name: text}
 
     def _asks(self, model: str) -> Ask:
-        return partial(chat, self.client, model, temperature=self.diversity_temperature)
+        return partial(chat, self.async_openai_client, model, temperature=self.diversity_temperature)
 
     async def _evaluate(
         self, work: Search, pairs: Sequence[tuple[Candidate, Sequence[IndexedTask]]], split: Split
@@ -208,7 +197,3 @@ class APO(PromptSearch, Generic[T_task]):
 
 def _means(scored: Sequence[Sequence[Scored]]) -> list[float]:
     return [sum(s.score for s in rollouts) / len(rollouts) for rollouts in scored]
-
-
-def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    return [dict(texts) for texts in dict.fromkeys(tuple(candidate.items()) for candidate in candidates)]

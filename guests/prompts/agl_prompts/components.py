@@ -148,7 +148,8 @@ def _refuse(agent: str, sent: Sequence[Sequence[str]]) -> None:
             hint="leave it out of agents=, or make its prompt a resource: initial_resources={name: "
             "agl.PromptTemplate(...)}",
         )
-    shown = "\n".join(f"    {_cut(text)!r}" for text in seen[:3])
+    cut = (text[:SHOWN_CHARACTERS] + "…" * (len(text) > SHOWN_CHARACTERS) for text in seen[:3])
+    shown = "\n".join(f"    {text!r}" for text in cut)
     raise ConfigError(
         f"the system prompt of agent {agent!r} is not the same in each call; {len(seen)} were seen in {len(sent)} "
         f"calls:\n{shown}",
@@ -167,7 +168,3 @@ def _fields(template: str) -> Iterator[str]:
 
 def _shown(fields: Iterable[str]) -> str:
     return ", ".join(f"{{{field}}}" for field in fields)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

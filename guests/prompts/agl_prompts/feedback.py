@@ -100,23 +100,17 @@ def _earner(span: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str:
             return numbers[outer.span_id]
         if outer.operation == semconv.EXECUTE_TOOL:
             tool = f"tool {outer.attributes.get(semconv.TOOL_NAME)}"
-            issuer = _issuer(outer, index, numbers)
-            return f"{issuer}, by its {tool}" if issuer else tool
+            tool_call_id = str(outer.attributes.get(semconv.TOOL_CALL_ID) or "")
+            # Where no gateway recorded the call, its answer holds the tool call's id.
+            for span_id, number in numbers.items() if tool_call_id else ():
+                if any(c.id == tool_call_id for m in read.said(index.spans[span_id]) for c in m.tool_calls):
+                    return f"{number}, by its {tool}"
+            return tool
         if outer.operation == semconv.INVOKE_AGENT and outer.parent_id is not None:
             # As for returns: the last call of an agent that is not the outermost.
             within = [number for span_id, number in numbers.items() if index.within(span_id, outer.span_id)]
             return within[-1] if within else f"agent {outer.agent}"
     return "the whole rollout"
-
-
-def _issuer(tool: Span, index: SpanIndex, numbers: Mapping[str, str]) -> str | None:
-    """The call whose answer holds the tool call's id, where no gateway recorded it."""
-    tool_call_id = str(tool.attributes.get(semconv.TOOL_CALL_ID) or "")
-    for span_id, number in numbers.items():
-        answers = read.said(index.spans[span_id])
-        if tool_call_id and any(call.id == tool_call_id for message in answers for call in message.tool_calls):
-            return number
-    return None
 
 
 def _cut(text: str, *, tail: bool = False) -> str:

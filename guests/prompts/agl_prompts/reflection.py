@@ -6,6 +6,7 @@ Invariant: only a text that its component allows is returned; a rejected text is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -49,9 +50,10 @@ class Reflections:
         self.asked = 0
         self.rejected: Counter[str] = Counter()
         self._replies: dict[tuple[str, str], Any] = {}
-        lines = path.read_text().splitlines() if resume and path.is_file() else []
-        # The last line may have been cut off.
-        entries = [entry for line in lines if (entry := _parsed(line)) is not None]
+        entries = []
+        for line in path.read_text().splitlines() if resume and path.is_file() else ():
+            with contextlib.suppress(ValueError):  # The last line may have been cut off.
+                entries.append(json.loads(line))
         if entries:
             if not isinstance(entries[0].get("settings"), dict):
                 raise CheckpointError("this is not the record of a prompt search", hint="delete it", path=path)
@@ -113,7 +115,16 @@ def asker(reflection: LLM | Callable[[str], Any]) -> Ask:
         ConfigError: `reflection` is neither, or has no key.
     """
     if isinstance(reflection, LLM):
-        return _endpoint(reflection)
+        require("reflection=agl.LLM(...)", "openai")
+        import openai
+
+        key = reflection.api_key or os.environ.get("OPENAI_API_KEY") or "not-used"
+
+        async def ask_endpoint(prompt: str) -> Any:
+            async with openai.AsyncOpenAI(base_url=reflection.endpoint, api_key=key, max_retries=4) as client:
+                return await chat(client, reflection.model, prompt, **reflection.sampling_parameters)
+
+        return ask_endpoint
     if not callable(reflection):
         raise ConfigError(
             f"reflection= is {reflection!r}",
@@ -126,19 +137,6 @@ def asker(reflection: LLM | Callable[[str], Any]) -> Ask:
             return await reflection(prompt)
         reply = await asyncio.to_thread(reflection, prompt)
         return await reply if inspect.isawaitable(reply) else reply
-
-    return ask
-
-
-def _endpoint(llm: LLM) -> Ask:
-    require("reflection=agl.LLM(...)", "openai")
-    import openai
-
-    key = llm.api_key or os.environ.get("OPENAI_API_KEY") or "not-used"
-
-    async def ask(prompt: str) -> Any:
-        async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=key, max_retries=4) as client:
-            return await chat(client, llm.model, prompt, **llm.sampling_parameters)
 
     return ask
 
@@ -162,10 +160,3 @@ async def chat(client: Any, model: str, prompt: str, **options: Any) -> Any:
             url=getattr(client, "base_url", None),
         ) from error
     return response.choices[0].message.content if response.choices else None
-
-
-def _parsed(line: str) -> dict[str, Any] | None:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None

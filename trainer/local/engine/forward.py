@@ -47,7 +47,9 @@ class SlotModel:
         self._adapters = adapters
         self.device = device
         self.autocast = autocast
-        self._attention = like._attention if like else self._choose_attention()
+        self._attention = like._attention if like else model.config._attn_implementation
+        if like is None and device.type == "cpu" and self._attention == "eager" and agrees(model, device):
+            self._attention = GROUPED
         self.shape = probe_shape(model, device, autocast)
         self.cache = SlotCache(self.shape, max_slots)
         self._hidden = torch.finfo(self.shape.dtype).min
@@ -122,10 +124,6 @@ class SlotModel:
             self._flat_mask.index_fill_(0, self._newest, 0.0)
         self.cache.aim(0, tokens.shape[0], self._window, self._places)
         return self._run(tokens[:, None], self._positions, self._decode_mask, self._policies, 1)[:, -1]
-
-    def _choose_attention(self) -> str:
-        own = self.model.config._attn_implementation
-        return GROUPED if self.device.type == "cpu" and own == "eager" and agrees(self.model, self.device) else own
 
     def _rounded(self, columns: int) -> int:
         return min(-(-columns // WINDOW_BLOCK) * WINDOW_BLOCK, self.cache.length)

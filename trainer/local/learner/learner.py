@@ -68,7 +68,8 @@ class Learner:
         self.config = config
         self._use = use or (lambda: None)
         self._use()
-        self.autocast = _autocast(config, device)
+        lower = (config.autocast or ("bfloat16" if device.type == "cuda" else "float32")) == "bfloat16"
+        self.autocast = torch.bfloat16 if lower else None
         self._model = model.eval()
         self._device = device
         self._value_head = _value_head(model, device) if config.critic else None
@@ -184,15 +185,18 @@ class Learner:
 
     def _loss_rows(self, rows: Seq[TrainingRow]) -> list[LossRow]:
         """The rows with everything that the steps of an update need, by the weights before the first of them."""
+        masks = [row.action_mask for row in rows]
         loss_rows = [LossRow(row, row.logprobs) for row in rows]
         if self.config.rollout_is is not None:
-            proximal = self._forward(self._policy, rows, [row.action_mask for row in rows])
+            proximal = self._forward(self._policy, rows, masks)
             loss_rows = [correct(r, x, self.config) for r, x in zip(loss_rows, proximal, strict=True)]
         if self._reference is not None:
-            reference = self._reference_logprobs(rows)
+            with self._reference() as model:
+                reference = self._forward(model, rows, masks)
             loss_rows = [replace(r, reference_logprobs=x) for r, x in zip(loss_rows, reference, strict=True)]
         if self._value_head is not None:
-            loss_rows = estimate_advantages(loss_rows, self._values(rows), self.config)
+            values = self._forward(self._policy, rows, masks, "values")
+            loss_rows = estimate_advantages(loss_rows, values, self.config)
         return loss_rows
 
     def _step(self, rows: Seq[LossRow], totals: Totals, pairs: Pairs) -> None:
@@ -296,24 +300,19 @@ class Learner:
             return
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             torch.manual_seed(int(np.random.default_rng([self.config.seed, self._updates, 1]).integers(2**63)))
-            for module in self._dropouts:
-                module.train()
-            try:
+            with self._dropout(on=True):
                 yield
-            finally:
-                for module in self._dropouts:
-                    module.eval()
 
     @contextlib.contextmanager
-    def _dropout_off(self) -> Iterator[None]:
-        active = [module for module in self._dropouts if module.training]
-        for module in active:
-            module.eval()
+    def _dropout(self, *, on: bool) -> Iterator[None]:
+        before = [module.training for module in self._dropouts]
         try:
+            for module in self._dropouts:
+                module.train(on)
             yield
         finally:
-            for module in active:
-                module.train()
+            for module, was in zip(self._dropouts, before, strict=True):
+                module.train(was)
 
     # -- log-probs ----------------------------------------------------------------------------------------------
 
@@ -329,14 +328,6 @@ class Learner:
         wanted = [s.action_mask if trained_only else s.parents >= 0 for s in sequences]
         return self._forward(self._policy_without_autocast, sequences, wanted)
 
-    def _reference_logprobs(self, rows: Seq[TrainingRow]) -> list[FloatArray]:
-        assert self._reference is not None
-        with self._reference() as model:
-            return self._forward(model, rows, [s.action_mask for s in rows])
-
-    def _values(self, rows: Seq[TrainingRow]) -> list[FloatArray]:
-        return self._forward(self._policy, rows, [s.action_mask for s in rows], "values")
-
     def _forward(
         self,
         model: LogProbModel,
@@ -346,7 +337,7 @@ class Learner:
     ) -> list[FloatArray]:
         """float32 [T] per row: log-probs or values of the wanted tokens, 0 elsewhere."""
         by_row = [np.zeros(len(row), dtype=np.float32) for row in rows]
-        with torch.no_grad(), self._dropout_off():
+        with torch.no_grad(), self._dropout(on=False):
             for bucket, batch in self._microbatches(model, rows, wanted):
                 values_N = getattr(model(batch), output).cpu().numpy()
                 ends = np.cumsum([len(places) for places in batch.places])
@@ -423,11 +414,6 @@ class Learner:
         self._updates = int(state["updates"])
 
 
-def _autocast(config: LearnerConfig, device: torch.device) -> torch.dtype | None:
-    name = config.autocast or ("bfloat16" if device.type == "cuda" else "float32")
-    return torch.bfloat16 if name == "bfloat16" else None
-
-
 def _value_head(model: Any, device: torch.device) -> nn.Module:
     """A linear layer on the last hidden states that starts at 0."""
     head = nn.Linear(model.get_output_embeddings().weight.shape[1], 1, device=device)
@@ -480,6 +466,4 @@ def _cpu(value: Any) -> Any:
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
         return {k: _cpu(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cpu(v) for v in value)
-    return value
+    return [_cpu(v) for v in value] if isinstance(value, list) else value

@@ -88,7 +88,10 @@ def collate(
         tokens_BT, positions_BT = shared.token_ids[None].astype(np.int64), shared.positions[None].astype(np.int64)
         mask, where, n_tokens = torch.from_numpy(shared.blocks)[None, None], shared.places, len(shared)
     else:
-        tokens_BT, positions_BT = _padded(rows)
+        tokens_BT, positions_BT = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
+        for b, row in enumerate(rows):
+            tokens_BT[b, : len(row)] = row.token_ids
+            positions_BT[b, : len(row)] = row.positions
         mask = _mask(rows, mask_dtype).to(device)
         where = [b * tokens_BT.shape[1] + np.arange(len(row)) for b, row in enumerate(rows)]
         n_tokens = sum(len(row) for row in rows)
@@ -109,15 +112,6 @@ def collate(
         temperatures_N=torch.from_numpy(temperatures_N).to(device),
         places=places,
     )
-
-
-def _padded(rows: Seq[TrainingRow]) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and positions, int64 [B, T]."""
-    tokens_BT, positions_BT = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
-    for b, row in enumerate(rows):
-        tokens_BT[b, : len(row)] = row.token_ids
-        positions_BT[b, : len(row)] = row.positions
-    return tokens_BT, positions_BT
 
 
 def _mask(rows: Seq[TrainingRow], dtype: torch.dtype) -> Tensor:

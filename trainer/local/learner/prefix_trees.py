@@ -162,15 +162,11 @@ class _Builder:
             if tokens_N.size:
                 key = (offset, int(tokens_N[0]))
                 if key not in segment.children:
-                    segment.children[key] = self._append(segment.depth + offset, tokens_N)
+                    new = segment.children[key] = _Segment(self._size, segment.depth + offset, tokens_N)
+                    self.segments.append(new)
+                    self._starts.append(new.start)
+                    self._size += tokens_N.size
                 segment, offset = segment.children[key], 0
-
-    def _append(self, depth: int, tokens_N: IntArray) -> _Segment:
-        segment = _Segment(self._size, depth, tokens_N)
-        self.segments.append(segment)
-        self._starts.append(segment.start)
-        self._size += tokens_N.size
-        return segment
 
 
 def _depth_first(segments: Seq[_Segment]) -> tuple[list[int], Int64Array]:
