@@ -72,17 +72,17 @@ async def evaluate_async(
             play against a frozen one.
             None: the agent's own models alone. The others are compared with the first one.
         samples: rollouts per task.
-        success: the total reward from which on a rollout is a success, or a function of `RolloutSummary`.
+        success: the total reward that makes a rollout a success, or a function of `RolloutSummary`.
         reward: (task, output) -> float or dict of floats, for an agent that is not wrapped. Or what compares the
             rollouts of one task and policy, as `Trainer(group_reward=)` takes it, for any agent.
         seed: fixes every request's sampling; the same for each policy.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
             answers; None leaves that to the agent. A training's validations have the training's own.
-        memory: how agents that have a memory are evaluated: with it "on", "off", and "shuffled", where as much is found
-            but other entries. Only what is better on than shuffled was remembered. Other agents are evaluated once.
+        memory: how agents that have a memory are evaluated: with it "on", "off", and "shuffled", which finds as many
+            entries, but others. What is better on than shuffled was remembered. Other agents are evaluated once.
         n_workers: rollouts at once.
         directory: where the store goes; `agl-runs/eval-<id>` if None.
-        resume: run only what an interrupted evaluation in `directory` has not.
+        resume: continue the interrupted evaluation in `directory`: run only what is missing.
         progress: show progress.
         **options: others of `agl.Trainer`: `agents`, `timeout`, `runners`, `max_attempts`, ...
 

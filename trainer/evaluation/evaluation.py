@@ -34,7 +34,7 @@ from agl.trainer.store.base import Store
 from agl.trainer.store.location import read_store
 
 Success = float | IsSuccess
-"""The total reward from which on a rollout is a success, or a function of the rollout."""
+"""The total reward that makes a rollout a success, or a function of the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Evaluation:
 
     @classmethod
     def of_result(cls, result: Result, *, success: Success = 1.0) -> Evaluation:
-        """A training's first and last validation, from its store; nothing is run again. Outside an event loop.
+        """A training's first and last validation, from its store; nothing is run again. Call it outside an event loop.
 
         Raises:
             DatasetError: there was no validation.

@@ -1,4 +1,4 @@
-"""Whether a process that loads a model gets on, and with what.
+"""Watches a process load a model: whether it makes progress, and on what.
 
 Invariant: only work that was done counts: bytes that arrived, blocks that were read, modules that were imported, items
 of a progress bar. Computing and waiting do not, so a process that hangs or spins is found.
@@ -16,16 +16,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 SECONDS = 1.0
-"""Between two looks."""
+"""Seconds between two checks."""
 CHUNK_BYTES = 1 << 18
-"""A download is written and counted in such pieces: those of `huggingface_hub` take minutes on a slow line."""
+"""Pieces in which a download is written and counted; `huggingface_hub`'s own take minutes on a slow line."""
 
 _PREFIX = re.compile(r"\(\w+ pid=\d+\)|\b[A-Z]+ [\d-]+ [\d:.]+ \[[^\]]*\]")
 """In vLLM's log: process, level, time and place."""
 
 
 class LoadingProgress(AbstractContextManager["LoadingProgress"]):
-    """Calls `report` while the block runs, at most once in `SECONDS`, when something has got on since the last time.
+    """Calls `report` while the block runs, at most once in `SECONDS`, if loading has progressed since the last call.
 
     Progress bars are those of `tqdm`, with which `huggingface_hub` counts bytes and `transformers` tensors. They are
     counted whether they are drawn or not.
@@ -65,7 +65,7 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
         return self._items, len(sys.modules), usage.ru_inblock, usage.ru_majflt
 
     def _count_bars(self) -> Callable[[], None]:
-        """Returns what ends it."""
+        """Count progress bars; returns the function that stops it."""
         import huggingface_hub.constants
         from tqdm import std
 
@@ -107,7 +107,7 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
 class NewLines:
     """The lines of a growing log that say something new.
 
-    Times and places aside, a line that was printed before is none: who waits for another process says so every minute.
+    A line that differs from an earlier one only in time and place is not new; waiting processes repeat theirs.
 
     Args:
         log: an open file.

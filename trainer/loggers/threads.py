@@ -58,13 +58,13 @@ class LoggerThread:
             self._changed.notify_all()
 
     def notes(self) -> list[str]:
-        """What the user should know and was not told yet."""
+        """Notes for the user since the last call."""
         with self._changed:
             notes, self._notes = self._notes, []
         return notes
 
     def close(self, deadline: float) -> None:
-        """Wait until the logger has ended, or until `deadline` (of `time.monotonic`), which is then noted."""
+        """Wait for the logger to end, at most until `deadline` (of `time.monotonic`); a timeout is noted."""
         with self._changed:
             # A call that has lasted this long already will not end in another half minute.
             while not self._over and (left := min(deadline, (self._began or deadline) + CLOSE_SECONDS)) > (
@@ -145,5 +145,5 @@ class Loggers:
             thread.close(deadline)
 
     def notes(self) -> list[str]:
-        """What the user should know and was not told yet."""
+        """Notes for the user since the last call."""
         return [note for thread in self._threads for note in thread.notes()]

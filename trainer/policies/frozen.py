@@ -1,4 +1,4 @@
-"""A policy that answers and is not trained: loaded here, or held by a server elsewhere."""
+"""A policy that is sampled but not trained: loaded here, or on a server elsewhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FrozenPolicy:
 
         Args:
             spec: what to load. renderer: a name from the `renderers` package; None chooses by the model.
-            progress: shows how far that is.
+            progress: shows the loading.
 
         Raises:
             ModelLoadError, EngineError: nothing is left running then.
@@ -55,14 +55,14 @@ class FrozenPolicy:
 
     @classmethod
     async def connect(cls, engine: ServedModel, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
-        """Use the policy that something else holds.
+        """Use a policy that a server holds.
 
         Args:
-            engine: what holds it. model: a Hugging Face directory or hub id with its tokenizer and chat template; if
+            engine: the server. model: a Hugging Face directory or hub id with its tokenizer and chat template; if
                 None, the one that `engine` names.
 
         Raises:
-            ConfigError: it tokenises otherwise.
+            ConfigError: its tokenizer differs.
             ModelLoadError, EngineError: nothing is left open then.
         """
         try:

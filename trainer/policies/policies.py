@@ -95,7 +95,7 @@ class Policies:
 
     @property
     def parameters(self) -> int:
-        """Trained ones, of all of them."""
+        """How many parameters are trained, in all policies."""
         return sum(policy.info.trainable_parameters for _, policy in self)
 
     @property
@@ -105,7 +105,7 @@ class Policies:
         return Counter(computed=sum(policy.prompt_tokens for _, policy in self) - reused, reused=reused)
 
     def serve(self, gateway: Gateway) -> None:
-        """Register all of them with a gateway."""
+        """Register every policy with a gateway."""
         for name, policy in self:
             gateway.serve(name, policy, self._renderings[name], policy.info.stop_token_ids)
 

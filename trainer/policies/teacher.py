@@ -1,6 +1,6 @@
-"""A model that says how likely it finds what another one sampled: loaded here, or held by a server elsewhere.
+"""A model that scores what another one sampled: loaded here, or on a server elsewhere.
 
-Invariant: it has the student's tokens. One whose tokenizer differs is refused before anything is sampled.
+Invariant: it shares the student's tokenizer; another one is refused before anything is sampled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec
 from agl.trainer.local.tokenizer import PROBE, load_tokenizer
 
 REQUESTS = 32
-"""How many texts a server is asked about at once."""
+"""Texts that a server scores at once."""
 
 
 class Teacher:
@@ -49,7 +49,7 @@ class Teacher:
 
         Args:
             teacher: a Hugging Face directory or hub id, the directory of a run or checkpoint, or a server.
-            student: whose tokens it will be asked about. spec: how to load it; its model is not read.
+            student: whose tokens it scores. spec: how to load it; its model is not read.
             on_progress: called with what is being loaded.
 
         Raises:

@@ -47,7 +47,7 @@ class VLLMServer:
     """A `vllm serve` for the policies of one base model. Made by `start`, ended by `close`.
 
     Attributes:
-        dtype: that it computes in. lock: held while weights are handed over or compared.
+        dtype: of its computation. lock: held while weights are handed over or compared.
     """
 
     def __init__(self, model: str, folder: Path, device: str) -> None:
@@ -112,8 +112,8 @@ class VLLMServer:
 
     @contextlib.asynccontextmanager
     async def asleep(self) -> AsyncIterator[None]:
-        """Its GPU memory is the learner's while the block runs; its weights wait in the machine's memory. Nothing on
-        CPU, where vLLM cannot sleep."""
+        """Give its GPU memory to the learner while the block runs; its weights move to the machine's memory. Does
+        nothing on CPU, where vLLM cannot sleep."""
         if not self._sleeps:
             yield
             return
@@ -128,7 +128,7 @@ class VLLMServer:
         return self._folder / f"{policy}-{next(self._names)}"
 
     async def load_model(self, path: Path) -> None:
-        """Take all weights from a Hugging Face directory, which is deleted then."""
+        """Load all weights from a Hugging Face directory, and delete it."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
         await self._post("/collective_rpc", reload)
         shutil.rmtree(path)
@@ -151,7 +151,7 @@ class VLLMServer:
             shutil.rmtree(previous)
 
     async def close(self) -> None:
-        """End it with all its processes: ask, wait, kill. Idempotent."""
+        """End it with all its processes: terminate, wait, kill. Idempotent."""
         if self._closed:
             return
         self._closed = True

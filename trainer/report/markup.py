@@ -39,7 +39,7 @@ def styled(body: str, style: str = "") -> str:
 
 
 def document(title: str, body: str) -> str:
-    """A whole page around it, light or dark as the reader's system is."""
+    """A whole page, light or dark like the reader's system."""
     head = (
         '<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',

@@ -50,7 +50,7 @@ class Progress:
         self._last_line = 0.0
 
     def loading(self, text: str) -> None:
-        """A policy is being loaded; `text` says how far that is."""
+        """A policy is being loaded; `text` says how far."""
         if not self.enabled:
             return
         if self.console.is_terminal:
@@ -145,17 +145,17 @@ class Progress:
         self.advance(entry["step"], parts, important="val/reward" in entry)
 
     def advance(self, done: int, facts: Sequence[str], *, important: bool = False) -> None:
-        """So many steps are done. `important`: a line is printed however little time has passed since the last."""
+        """`done` steps are done. `important`: print a line however little time has passed since the last one."""
         self._facts = " · ".join(facts)
         self._show(self._unit, done, self._steps, self._facts, first=self._first_step, important=important)
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays on the screen."""
         if self.enabled:
             (self._bar.console if self._bar is not None else self.console).print(text)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._status is not None:
             self._status.stop()
             self._status = None

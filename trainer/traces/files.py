@@ -1,4 +1,4 @@
-"""Chosen calls as files for other trainers: JSON Lines that TRL's trainers and OpenAI's fine-tuning take as they are.
+"""Chosen calls as files for other trainers: JSON Lines that TRL's trainers and OpenAI's fine-tuning read directly.
 
 Sources: TRL 1.16, "Dataset formats and types"; OpenAI API reference, "Supervised fine-tuning" (chat format, `weight`).
 """
@@ -123,7 +123,7 @@ async def write(
 
 
 def token_rows(chosen: Chosen) -> Iterator[dict[str, Any]]:
-    """Rows that `SFTTrainer` trains as they are: `input_ids`, and `labels` with -100 for what is not trained; each
+    """Rows that `SFTTrainer` reads directly: `input_ids`, and `labels` with -100 for what is not trained; each
     call's tokens are labels once. `weight` is for trainers that weigh rows."""
     for trajectory in chosen.trajectories:
         for row in merge(trajectory, chosen.weights):
@@ -137,7 +137,7 @@ def token_rows(chosen: Chosen) -> Iterator[dict[str, Any]]:
 
 
 def chains(row: TrainingRow) -> Iterator[tuple[IntArray, npt.NDArray[np.bool_]]]:
-    """A row's paths from the first token to each last one, for trainers that know no trees: token ids and trained
+    """A row's paths from the first token to each last one, for trainers without trees: token ids and trained
     tokens, [N] each. A token that is on several paths is trained on the first."""
     if row.is_chain:
         yield row.token_ids, row.action_mask

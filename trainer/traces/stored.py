@@ -30,12 +30,12 @@ READ_MODES: tuple[Mode, ...] = ("train", "collect", "dev")
 class Traces:
     """Rollouts and calls of stores that are to be imitated.
 
-    Every store will do: of trainings, of `agl run`, of evaluations. Calls whose tokens are the student's own are
+    Any store works: of trainings, `agl run` or evaluations. Calls whose tokens are the student's own are
     trained as they were sampled; those of other models are rendered with its chat template. Which calls of the
     rollouts are trained, and which are only context of others, is said at `agl.trainer.traces.choose`.
 
     Attributes:
-        stores: one or several directories of runs, database files or URLs of stores; None for that of the newest run.
+        stores: one or several directories of runs, database files or URLs of stores; None for the newest run's.
         where: which rollouts: `agl.reward() >= 1`, its text "reward>=1", or a function of an `AttemptTrajectory`.
         agents: whose calls: a name, a glob, a pattern, a function, or several; None for every agent's.
         per_task: maximum number of rollouts of one task, the best and then the oldest; None for all.

@@ -154,9 +154,9 @@ class RecordedAttempt:
 
 
 def _is_own(rendering: Rendering, call: Call, conversation: Conversation | NoConversationError) -> bool:
-    """Whether a sampled call's tokens are those of the student, to be asked of a conversation's first call.
+    """Whether a sampled call's tokens are the student's; checked for a conversation's first call.
 
-    Without texts it is asked of the prompt alone: tokens of another tokenizer do not survive being decoded and encoded.
+    Without texts only the prompt is checked: another tokenizer's tokens change when they are decoded and encoded.
     """
     if isinstance(conversation, NoConversationError):
         return np.array_equal(rendering.encode(rendering.decode(call.prompt_ids)), call.prompt_ids)
@@ -180,7 +180,7 @@ def _as_bytes(call: Call, conversation: Conversation) -> Call:
 def _rendered(rendering: Rendering, sessions: Sessions, call: Call, conversation: Conversation) -> Call:
     """The call with tokens made from its texts; its prompt continues the call before it wherever the template can.
 
-    How likely the student had been to sample them is not known: the log-probs are 0, for losses that read none.
+    The student's probability of sampling them is unknown: the log-probs are 0, for losses that read none.
 
     Raises:
         NoConversationError: the chat template does not write this answer.

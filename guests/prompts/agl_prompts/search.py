@@ -1,8 +1,8 @@
-"""What every prompt search shares: its texts, its tasks, the evaluation of candidates, its end.
+"""Shared by every prompt search: texts, tasks, the evaluation of candidates, and the end.
 
 Invariants: a candidate is a version of the resources in the store, and its rollouts run like any others. A resumed
-search does everything again in the same order, with the rollouts and replies that are stored. The held-out tasks are
-touched at the end alone.
+search repeats everything in the same order, with the stored rollouts and replies. The held-out tasks are used only at
+the end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agl_prompts.feedback import describe
 from agl_prompts.reflection import Reflections
 
 FIRST_LOOK_TASKS = 3
-"""How many tasks are run to see the system prompts that agents send."""
+"""Tasks that are run to see the system prompts that agents send."""
 
 Split = Literal["train", "val", "held_out/start", "held_out"]
 Candidate = Mapping[str, str]
@@ -121,7 +121,7 @@ class PromptSearch(ABC):
             run.progress.stop()
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
-        """A dry run at the prompts of the start, after which these are shown."""
+        """A dry run with the starting prompts, which are then shown."""
         await run.begin(0)
         workplace = Workplace(run)
         try:

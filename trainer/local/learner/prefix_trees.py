@@ -1,4 +1,4 @@
-"""Rows of a micro-batch as prefix trees: tokens that several rows begin with are in it once, whoever's rows they are.
+"""Rows of a micro-batch as prefix trees: tokens that several rows begin with are in it once.
 
 Invariant: trees stand depth-first, each token directly before all that follow it in any row, so that what a token is
 seen by is one range, and what a stretch of tokens sees is a few. This is about what is computed: rows keep their own
