@@ -512,7 +512,8 @@ class TestUpdate:
         for _ in range(60):
             last = subject.update(rows)
         assert last["value_error"] < 0.2 < first["value_error"]
-        values = [v[r.action_mask] for v, r in zip(subject._values(rows), rows, strict=True)]
+        found = subject._forward(subject._policy, rows, [r.action_mask for r in rows], "values")
+        values = [v[r.action_mask] for v, r in zip(found, rows, strict=True)]
         assert values[0].min() > 0.5
         assert values[1].max() < -0.5
 
