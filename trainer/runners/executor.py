@@ -12,6 +12,7 @@ import logging
 import threading
 import urllib.parse
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -313,30 +314,20 @@ class _AgentLoop:
         self._loop = self._thread = None
 
 
-def _in_thread(function: Callable[[], None], name: str) -> asyncio.Future[None]:
+def _in_thread(function: Callable[[], None], name: str) -> Awaitable[None]:
     """Run in a daemon thread, which does not keep the process alive when it hangs."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[None] = loop.create_future()
-
-    def resolve(error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(None)
-        else:
-            future.set_exception(error)
+    future: Future[None] = Future()
+    # From now on a caller that is cancelled leaves it alone: the thread resolves it.
+    future.set_running_or_notify_cancel()
 
     def body() -> None:
-        error: BaseException | None = None
         try:
-            function()
-        except BaseException as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(resolve, error)
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=body, name=name, daemon=True).start()
-    return future
+    return asyncio.wrap_future(future)
 
 
 def _is_infrastructure(error: BaseException) -> bool:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -49,36 +50,10 @@ class Cluster:
 
     @classmethod
     async def join(cls, options: RayRunners, n_workers: int) -> Cluster:
-        """Use the Ray of this process, else that of RAY_ADDRESS, else start one on this machine.
-
-        Raises:
-            ConfigError: the cluster cannot be reached, or only as a Ray client.
-        """
-        started = False
-        if not ray.is_initialized():
-            started = not os.environ.get("RAY_ADDRESS")
-            # Only errors: Ray warns that it sets no signal handler in this thread, which is intended.
-            init: dict[str, Any] = {"log_to_driver": True, "logging_level": logging.ERROR}
-            if started:
-                cpus = max(os.cpu_count() or 1, math.ceil(n_workers * options.num_cpus))
-                init |= {
-                    "address": "local",
-                    "num_cpus": cpus,
-                    "num_gpus": 0,
-                    "include_dashboard": False,
-                    "object_store_memory": _OBJECT_STORE_BYTES,
-                }
-            try:
-                await asyncio.to_thread(_init, init)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                raise ConfigError(
-                    f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
-                ) from error
-        if ray.util.client.ray.is_connected():
-            raise ConfigError(
-                "this process is a Ray client (ray://), which the workers cannot reach",
-                hint="run the trainer on a node of the cluster: ray job submit, or a shell on the head node",
-            )
+        """As `join`; a Ray that is started has CPUs for all workers."""
+        cpus = max(os.cpu_count() or 1, math.ceil(n_workers * options.num_cpus))
+        own = {"num_cpus": cpus, "num_gpus": 0, "include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+        started = await join(own, log_to_driver=True)
         n_nodes = sum(node["Alive"] for node in ray.nodes())
         host = "127.0.0.1" if n_nodes == 1 else ray.util.get_node_ip_address()
         return cls(host, n_nodes, started)
@@ -90,10 +65,40 @@ class Cluster:
             await asyncio.to_thread(ray.shutdown)
 
 
-def _init(options: dict[str, Any]) -> None:
-    # All processes of a Ray that is started here inherit this environment, and agents could read it in /proc.
-    with without_agls_variables():
-        ray.init(**options)
+async def join(own: Mapping[str, Any], *, log_to_driver: bool) -> bool:
+    """Use the Ray of this process, else that of RAY_ADDRESS, else start one on this machine.
+
+    Args:
+        own: `ray.init`'s arguments for a Ray that is started here.
+
+    Returns:
+        Whether this process was connected here, so that the caller ends that with `ray.shutdown()`.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, or only as a Ray client.
+    """
+    connects = not ray.is_initialized()
+    if connects:
+        address = os.environ.get("RAY_ADDRESS")
+        options = {"address": address} if address else {"address": "local", **own}
+        # Only errors: Ray warns that it sets no signal handler in this thread, which is intended.
+        init = functools.partial(ray.init, **options, logging_level=logging.ERROR, log_to_driver=log_to_driver)
+        try:
+            # All processes of a Ray that is started here inherit this environment, and agents could read it in /proc.
+            with without_agls_variables():
+                await asyncio.to_thread(init)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
+            ) from error
+    if ray.util.client.ray.is_connected():
+        if connects:
+            await asyncio.to_thread(ray.shutdown)
+        raise ConfigError(
+            "this process is a Ray client (ray://), which the cluster cannot reach",
+            hint="run the script on a node of the cluster: ray job submit, or a shell on the head node",
+        )
+    return connects
 
 
 class _WorkerActor:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import AsyncIterator, Mapping
-from functools import partial
 from typing import Any
 
 import ray
 import ray.exceptions
 import ray.util
-import ray.util.client
 
 from agl.errors import ConfigError
-from agl.trainer.processes.environment import without_agls_variables
+from agl.trainer.runners.ray import join
 
 _GROUP = "verl_group"
 _CONTROLLER = ("TransferQueueController", "transfer_queue")
@@ -33,30 +30,12 @@ async def connection(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[Non
     Raises:
         ConfigError: Ray cannot be reached, has too few GPUs, or another verl run is on it.
     """
-    started_here = not ray.is_initialized()
-    if started_here:
-        address = os.environ.get("RAY_ADDRESS")
-        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if not address:
-            options |= init
-        try:
-            # Processes of a Ray that is started here inherit this environment.
-            with without_agls_variables():
-                await asyncio.to_thread(partial(ray.init, address=address or "local", **options))
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"Ray cannot be joined: {error}", hint="see RAY_ADDRESS, or call ray.init(...) before fit"
-            ) from error
+    connected = await join(init, log_to_driver=False)
     try:
-        if ray.util.client.ray.is_connected():
-            raise ConfigError(
-                "this process is a Ray client (ray://), which the gateway cannot serve",
-                hint="run the script on a node of the cluster: ray job submit, or a shell on the head node",
-            )
         _check(gpus)
         yield
     finally:
-        if started_here:
+        if connected:
             await asyncio.to_thread(ray.shutdown)
 
 

@@ -16,7 +16,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
@@ -35,8 +35,6 @@ from pydantic import (
 from agl.errors import AglError
 from agl.trainer.http.errors import error_json
 from agl.trainer.http.limits import parse_json
-
-C = TypeVar("C", bound=type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +96,6 @@ def methods_of(
         result = TypeAdapter(of_results.of(hints["return"]))
         methods[name] = Method(name, inspect.cleandoc(function.__doc__ or ""), model, result, error)
     return methods
-
-
-def generated(protocol: type, methods: Mapping[str, Method]) -> Callable[[C], C]:
-    """Class decorator of a client: adds the methods that it lacks, which `await self._call(name, **arguments)`."""
-
-    def forward(name: str) -> Any:
-        declared = getattr(protocol, name)
-        signature = inspect.signature(declared)
-
-        @functools.wraps(declared)
-        async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(self, *args, **kwargs)
-            bound.apply_defaults()
-            _, *arguments = bound.arguments.items()
-            return await self._call(name, **dict(arguments))
-
-        return call
-
-    def add(cls: C) -> C:
-        for name in methods:
-            if name not in vars(cls):
-                setattr(cls, name, forward(name))
-        return cls
-
-    return add
 
 
 # -- types --------------------------------------------------------------------------------------------------------

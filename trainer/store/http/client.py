@@ -25,7 +25,8 @@ from agl.trainer.store.base import Store
 from agl.trainer.store.http import protocol
 from agl.trainer.store.types import AttemptedRollout, NewRollout, Rollout
 from agl.trainer.wire.client import CONNECT_SECONDS, Connection
-from agl.trainer.wire.methods import dumps, generated, portable
+from agl.trainer.wire.forwarding import forwarding
+from agl.trainer.wire.methods import dumps, portable
 
 log = logging.getLogger("agl.store")
 
@@ -67,7 +68,7 @@ class _Operation:
             self.future.set_exception(error)
 
 
-@generated(Store, protocol.METHODS)
+@forwarding(Store, protocol.METHODS)
 class HttpStore(Store):
     """A `Store` behind a URL. Methods that are not written here send their arguments and return the server's result.
 

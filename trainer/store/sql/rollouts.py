@@ -447,29 +447,26 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     return codec.to_rollout(rows[0])
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Filter:
-    """The conditions on rollouts; None is no condition. `since`: the lower bound of `created_at`."""
-
-    run_id: str | None = None
-    step: int | None = None
-    mode: str | None = None
-    status: Sequence[str] | None = None
-    since: float | None = None
-
-    def apply(self, statement: Select[Any]) -> Select[Any]:
-        """The statement, restricted to matching rollouts."""
-        for column, value in ((R.c.run_id, self.run_id), (R.c.step, self.step), (R.c.mode, self.mode)):
-            if value is not None:
-                statement = statement.where(column == value)
-        if self.status is not None:
-            statement = statement.where(R.c.status.in_(list(self.status)))
-        return statement if self.since is None else statement.where(R.c.created_at >= self.since)
+def matching(
+    statement: Select[Any],
+    run_id: str | None = None,
+    step: int | None = None,
+    mode: str | None = None,
+    status: Sequence[str] | None = None,
+    since: float | None = None,
+) -> Select[Any]:
+    """The statement, restricted to rollouts that match; None is no condition. `since`: the least `created_at`."""
+    for column, value in ((R.c.run_id, run_id), (R.c.step, step), (R.c.mode, mode)):
+        if value is not None:
+            statement = statement.where(column == value)
+    if status is not None:
+        statement = statement.where(R.c.status.in_(list(status)))
+    return statement if since is None else statement.where(R.c.created_at >= since)
 
 
-def query(connection: Connection, matching: Filter, after: str | None, limit: int | None) -> list[Rollout]:
+def query(connection: Connection, *, after: str | None, limit: int | None, **conditions: Any) -> list[Rollout]:
     """Matching rollouts, oldest first, starting after the one with the id `after`."""
-    statement = matching.apply(select(R)).order_by(R.c.seq)
+    statement = matching(select(R), **conditions).order_by(R.c.seq)
     if after is not None:
         seq = connection.execute(select(R.c.seq).where(R.c.rollout_id == after)).scalar()
         if seq is None:
@@ -480,9 +477,9 @@ def query(connection: Connection, matching: Filter, after: str | None, limit: in
     return [codec.to_rollout(row) for row in connection.execute(statement).mappings()]
 
 
-def count(connection: Connection, matching: Filter) -> int:
+def count(connection: Connection, **conditions: Any) -> int:
     """The number of matching rollouts."""
-    return connection.execute(matching.apply(select(func.count()).select_from(R))).scalar_one()
+    return connection.execute(matching(select(func.count()).select_from(R), **conditions)).scalar_one()
 
 
 def statistics(connection: Connection) -> dict[str, int]:

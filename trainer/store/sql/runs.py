@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from agl.errors import NotStoredError
 from agl.mdp.types import Reward
 from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.records import TOKEN_BYTES, upsert
-from agl.trainer.store.sql.rollouts import Filter, chunks, statuses
+from agl.trainer.store.sql.rollouts import chunks, matching, statuses
 from agl.trainer.store.sql.schema import attempts as A
 from agl.trainer.store.sql.schema import calls as C
 from agl.trainer.store.sql.schema import metrics as M
@@ -72,52 +71,55 @@ def delete_metrics(connection: Connection, run_id: str, after_step: int) -> None
     connection.execute(delete(M).where(M.c.run_id == run_id, M.c.step > after_step))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MetricFilter:
-    """Which metrics are asked for. `names`, `after_step`: None is no condition."""
-
-    run_ids: Sequence[str]
-    names: Sequence[str] | None
-    after_step: int | None
-
-    def named(self, name: ColumnElement[Any]) -> list[ColumnElement[bool]]:
-        """The condition on a metric's name."""
-        return [] if self.names is None else [name.in_([codec.pack_text(n) for n in self.names])]
-
-    @property
-    def later(self) -> list[ColumnElement[bool]]:
-        """The condition on a metric's step."""
-        return [] if self.after_step is None else [M.c.step > self.after_step]
-
-
-def query_metrics(connection: Connection, matching: MetricFilter, limit: int) -> list[Metric]:
+def query_metrics(
+    connection: Connection,
+    run_ids: Sequence[str],
+    names: Sequence[str] | None,
+    after_step: int | None,
+    ends: bool,
+    limit: int,
+) -> list[Metric]:
     """Metrics by step, then name."""
-    statement = select(M).where(M.c.run_id.in_(list(matching.run_ids)), *matching.named(M.c.name), *matching.later)
+    later = [] if after_step is None else [M.c.step > after_step]
+    packed = None if names is None else [codec.pack_text(name) for name in names]
+    if ends:
+        return _query_ends(connection, run_ids, packed, later, limit)
+    statement = select(M).where(M.c.run_id.in_(list(run_ids)), *later)
+    if packed is not None:
+        statement = statement.where(M.c.name.in_(packed))
     rows = connection.execute(statement.order_by(M.c.step, M.c.name, M.c.run_id).limit(limit))
     return [codec.to_metric(row) for row in rows]
 
 
-def query_ends(connection: Connection, matching: MetricFilter, limit: int) -> list[Metric]:
+def _query_ends(
+    connection: Connection,
+    run_ids: Sequence[str],
+    packed: Sequence[str | None] | None,
+    later: Sequence[ColumnElement[bool]],
+    limit: int,
+) -> list[Metric]:
     """The first and the last metric of each run and name, by step, then name.
 
     The time does not depend on the number of steps: the names are found one after the other in the index, and so are
     the ends of each (a "loose index scan", which neither database does by itself).
     """
     first_name = select(func.min(M.c.name)).where(M.c.run_id == N.c.run_id).scalar_subquery()
-    runs = select(N.c.run_id, first_name.label("name")).where(N.c.run_id.in_(list(matching.run_ids)))
+    runs = select(N.c.run_id, first_name.label("name")).where(N.c.run_id.in_(list(run_ids)))
     names = runs.cte("names", recursive=True)
     next_name = select(func.min(M.c.name)).where(M.c.run_id == names.c.run_id, M.c.name > names.c.name)
     names = names.union_all(select(names.c.run_id, next_name.scalar_subquery()).where(names.c.name.is_not(None)))
 
     def end(column: ColumnElement[Any], order: ColumnElement[Any]) -> ColumnElement[Any]:
-        of_name = select(column).where(M.c.run_id == names.c.run_id, M.c.name == names.c.name, *matching.later)
+        of_name = select(column).where(M.c.run_id == names.c.run_id, M.c.name == names.c.name, *later)
         return of_name.order_by(order).limit(1).scalar_subquery()
 
     ends = [end(column, order) for order in (M.c.step, M.c.step.desc()) for column in (M.c.step, M.c.value)]
-    rows = connection.execute(select(names, *ends).where(names.c.name.is_not(None), *matching.named(names.c.name)))
+    statement = select(names, *ends).where(names.c.name.is_not(None))
+    if packed is not None:
+        statement = statement.where(names.c.name.in_(packed))
     found = {
         codec.to_metric((run_id, step, name, value))
-        for run_id, name, first, first_value, last, last_value in rows
+        for run_id, name, first, first_value, last, last_value in connection.execute(statement)
         for step, value in ((first, first_value), (last, last_value))
         if step is not None
     }
@@ -132,7 +134,7 @@ def query_step(
 
     One query for the rollouts, and two for each `CHUNK` of them; no prompt, response or text of a call is read.
     """
-    statement = Filter(run_id, step, mode).apply(_SUMMARIES).limit(limit)
+    statement = matching(_SUMMARIES, run_id, step, mode).limit(limit)
     if group is not None:
         statement = statement.where(R.c.group_key == codec.pack_text(group))
     if after is not None:

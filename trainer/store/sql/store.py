@@ -7,13 +7,14 @@ import dataclasses
 import secrets
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
+from agl.trainer.store.base import Store
 from agl.trainer.store.sql import codec, memories, pruning, records, runs
 from agl.trainer.store.sql import rollouts as lifecycle
 from agl.trainer.store.sql.clock import Clock, Observer
@@ -27,23 +28,47 @@ from agl.trainer.store.types import (
     AttemptStatus,
     MemoryEntry,
     MemoryId,
-    Metric,
-    Mode,
     NewRollout,
     Pruned,
     Rollout,
-    RolloutStatus,
-    RolloutSummary,
-    TrainedCall,
     TrainingRun,
     new_rollout_id,
 )
+from agl.trainer.wire.forwarding import forwarding
 
 T = TypeVar("T")
 
+_READS: Mapping[str, Callable[..., Any]] = {
+    "is_leased_with": lifecycle.is_leased_with,
+    "get_rollout": lifecycle.get,
+    "query_rollouts": lifecycle.query,
+    "count_rollouts": lifecycle.count,
+    "query_attempts": lifecycle.query_attempts,
+    "query_open_attempts": lifecycle.query_open_attempts,
+    "query_calls": records.query_calls,
+    "query_trained_calls": records.query_trained,
+    "get_resources": records.get_resources,
+    "query_resources": records.query_resources,
+    "query_notes": records.query_notes,
+    "query_memories": memories.query,
+    "query_runs": runs.query,
+    "query_metrics": runs.query_metrics,
+    "query_step": runs.query_step,
+    "statistics": lifecycle.statistics,
+}
+_WRITES: Mapping[str, Callable[..., Any]] = {
+    "put_note": records.put_note,
+    "add_trained_calls": records.add_trained,
+    "delete_metrics": runs.delete_metrics,
+}
 
-class SqlStore:
-    """A `Store` on SQLite (a file that several processes may share, or private memory) or PostgreSQL."""
+
+@forwarding(Store, (*_READS, *_WRITES))
+class SqlStore(Store):
+    """A `Store` on SQLite (a file that several processes may share, or private memory) or PostgreSQL.
+
+    Methods that are not written here are functions of a connection and their arguments: `_READS`, `_WRITES`.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -65,6 +90,11 @@ class SqlStore:
         database = Database(dialect, clock)
         await database.open()
         return cls(database)
+
+    async def _call(self, method: str, /, **arguments: Any) -> Any:
+        if (function := _READS.get(method)) is not None:
+            return await self._database.read(lambda c: function(c, **arguments))
+        return await self._database.write(lambda c: _WRITES[method](c, **arguments))
 
     async def _changed(self, committed: asyncio.Future[Changed[T]]) -> T:
         """The result of a write, once callers here that wait for its change are woken."""
@@ -138,9 +168,6 @@ class SqlStore:
             repeated=request_id is not None,
         )
 
-    async def is_leased_with(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> bool:
-        return await self._database.read(lambda c: lifecycle.is_leased_with(c, rollout_id, attempt, secrets))
-
     async def give_back(self, request_id: str) -> None:
         def undo(connection: Connection) -> Changed[None]:
             rollout = lifecycle.give_back_request(connection, request_id)
@@ -186,38 +213,6 @@ class SqlStore:
 
         await self._changed(self._database.write(cancel))
 
-    async def get_rollout(self, rollout_id: str) -> Rollout:
-        return await self._database.read(lambda c: lifecycle.get(c, rollout_id))
-
-    async def query_rollouts(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        mode: Mode | None = None,
-        status: Sequence[RolloutStatus] | None = None,
-        since: float | None = None,
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> list[Rollout]:
-        matching = lifecycle.Filter(run_id, step, mode, status, since)
-        return await self._database.read(lambda c: lifecycle.query(c, matching, after, limit))
-
-    async def count_rollouts(
-        self,
-        *,
-        run_id: str | None = None,
-        step: int | None = None,
-        mode: Mode | None = None,
-        status: Sequence[RolloutStatus] | None = None,
-        since: float | None = None,
-    ) -> int:
-        matching = lifecycle.Filter(run_id, step, mode, status, since)
-        return await self._database.read(lambda c: lifecycle.count(c, matching))
-
-    async def query_attempts(self, rollout_id: str) -> list[Attempt]:
-        return await self._database.read(lambda c: lifecycle.query_attempts(c, rollout_id))
-
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
         deadline = None if timeout is None else time.monotonic() + timeout
         self._watch_others()
@@ -239,9 +234,6 @@ class SqlStore:
     async def add_calls(self, calls: Sequence[Call]) -> None:
         await self._database.write_each(records.add_calls, calls)
 
-    async def query_calls(self, rollout_id: str, attempt: int | None = None) -> list[Call]:
-        return await self._database.read(lambda c: records.query_calls(c, rollout_id, attempt))
-
     async def add_spans(self, spans: Sequence[Span]) -> None:
         await self._database.write_each(records.add_spans, spans)
 
@@ -253,27 +245,12 @@ class SqlStore:
         now, version = self._clock.now(), resources_id or uuid.uuid4().hex
         return await self._database.write(lambda c: records.add_resources(c, version, resources, now))
 
-    async def get_resources(self, resources_id: str | None = None) -> tuple[str, Mapping[str, Any]] | None:
-        return await self._database.read(lambda c: records.get_resources(c, resources_id))
-
-    async def query_resources(self, prefix: str = "") -> list[tuple[str, Mapping[str, Any]]]:
-        return await self._database.read(lambda c: records.query_resources(c, prefix))
-
-    async def put_note(self, key: str, value: Any) -> None:
-        await self._database.write(lambda c: records.put_note(c, key, value))
-
-    async def query_notes(self, prefix: str = "") -> dict[str, Any]:
-        return await self._database.read(lambda c: records.query_notes(c, prefix))
-
     # -- memories -------------------------------------------------------------------------------------------------
     async def merge_memories(
         self, scope: str, version: int, entries: Sequence[MemoryEntry] = (), removed: Sequence[MemoryId] = ()
     ) -> None:
         await self._database.write(lambda c: memories.merge(c, scope, version, entries, removed))
         self._indexes.forget(scope)
-
-    async def query_memories(self, scope: str, version: int | None = None) -> list[MemoryEntry]:
-        return await self._database.read(lambda c: memories.query(c, scope, version))
 
     async def rank_memories(self, scope: str, query: str, version: int | None = None) -> list[tuple[MemoryId, float]]:
         return await self._database.read(lambda c: memories.rank(c, self._indexes, scope, query, version))
@@ -295,61 +272,16 @@ class SqlStore:
         }
         await self._database.write(lambda c: records.add_policy_version(c, row))
 
-    async def add_trained_calls(self, run_id: str, rows: Sequence[TrainedCall]) -> None:
-        await self._database.write(lambda c: records.add_trained(c, run_id, rows))
-
-    async def query_trained_calls(self, rollout_id: str) -> list[TrainedCall]:
-        return await self._database.read(lambda c: records.query_trained(c, rollout_id))
-
     # -- runs -----------------------------------------------------------------------------------------------------
     async def put_run(self, run: TrainingRun) -> None:
         row = codec.run_row(run, self._clock.now())
         await self._database.write(lambda c: runs.put(c, row))
 
-    async def query_runs(
-        self, *, run_ids: Sequence[str] | None = None, after: str | None = None, limit: int = 100
-    ) -> list[TrainingRun]:
-        return await self._database.read(lambda c: runs.query(c, run_ids, after, limit))
-
     async def add_metrics(self, run_id: str, step: int, values: Mapping[str, float | None]) -> None:
         rows, now = codec.metric_rows(run_id, step, values), self._clock.now()
         await self._database.write(lambda c: runs.add_metrics(c, run_id, rows, now))
 
-    async def delete_metrics(self, run_id: str, after_step: int) -> None:
-        await self._database.write(lambda c: runs.delete_metrics(c, run_id, after_step))
-
-    async def query_metrics(
-        self,
-        run_ids: Sequence[str],
-        *,
-        names: Sequence[str] | None = None,
-        after_step: int | None = None,
-        ends: bool = False,
-        limit: int = 100_000,
-    ) -> list[Metric]:
-        matching = runs.MetricFilter(run_ids, names, after_step)
-        find = runs.query_ends if ends else runs.query_metrics
-        return await self._database.read(lambda c: find(c, matching, limit))
-
-    async def query_step(
-        self,
-        run_id: str,
-        step: int,
-        *,
-        mode: Mode = "train",
-        group: str | None = None,
-        after: str | None = None,
-        limit: int = 256,
-    ) -> list[RolloutSummary]:
-        return await self._database.read(lambda c: runs.query_step(c, run_id, step, mode, group, after, limit))
-
-    async def query_open_attempts(self, *, limit: int = 1000) -> list[Attempt]:
-        return await self._database.read(lambda c: lifecycle.query_open_attempts(c, limit))
-
     # -- the store itself -----------------------------------------------------------------------------------------
-    async def statistics(self) -> dict[str, int]:
-        return await self._database.read(lifecycle.statistics)
-
     async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
         total, cursor = Pruned(), 0
         while cursor is not None:
