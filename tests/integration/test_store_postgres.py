@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import first_schema
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -50,12 +51,13 @@ def test_the_migrations_build_the_tables_of_the_schema(postgres: Server, url: st
         )
         return postgres.sql(found, url)
 
+    with Postgres(url).open_engine().connect() as connection:
+        first_schema.create(connection)
     asyncio.run(create(url))
     with Postgres(url).open_engine().connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
     other = postgres.new_database()
-    with Postgres(other).open_engine().connect() as connection:
-        schema.metadata.create_all(connection)
+    asyncio.run(create(other))
     assert indexes(url) == indexes(other)
     assert postgres.sql("SELECT version_num FROM alembic_version", url) == [(schema.VERSION,)]
     ids = "SELECT DISTINCT collation_name FROM information_schema.columns WHERE column_name = 'rollout_id'"
@@ -65,7 +67,7 @@ def test_the_migrations_build_the_tables_of_the_schema(postgres: Server, url: st
 OPENER = """
 import asyncio, sys
 from agl.trainer.store import open_store
-import alembic.command
+import agl.trainer.store.sql.store
 async def main():
     stores = await asyncio.gather(*(open_store(sys.argv[1]) for _ in range(4)))
     await asyncio.gather(*(store.close() for store in stores))

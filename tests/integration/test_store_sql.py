@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import first_schema
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -25,7 +26,6 @@ from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.sql import schema, sqlite
 from agl.trainer.store.sql.database import Database
-from agl.trainer.store.sql.dialect import MEMORY
 from agl.trainer.store.sql.sqlite import Sqlite
 from agl.trainer.store.sql.store import SqlStore
 from agl.trainer.store.types import Metric, NewRollout, TrainedCall, TrainingRun
@@ -99,6 +99,10 @@ def test_kinds_of_stores_that_there_are_not_are_refused(url: str) -> None:
 
 
 def test_the_migrations_build_the_tables_of_the_schema(path: Path) -> None:
+    engine = Sqlite(str(path)).open_engine()
+    with engine.connect() as connection:
+        first_schema.create(connection)
+    engine.dispose()
     asyncio.run(create(path))
     engine = Sqlite(str(path)).open_engine()
     with engine.connect() as connection:
@@ -106,11 +110,10 @@ def test_the_migrations_build_the_tables_of_the_schema(path: Path) -> None:
         indexes = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY name"
         migrated = [tuple(row) for row in connection.exec_driver_sql(indexes)]
     engine.dispose()
-    other = Sqlite(MEMORY).open_engine()
-    with other.connect() as connection:
-        schema.metadata.create_all(connection)
-        assert migrated == [tuple(row) for row in connection.exec_driver_sql(indexes)]
-    other.dispose()
+    new = path.with_name("new.db")
+    asyncio.run(create(new))
+    assert migrated == sql(new, indexes)
+    assert sql(new, "SELECT version_num FROM alembic_version") == [(schema.VERSION,)]
     assert sql(path, "SELECT version_num FROM alembic_version") == [(schema.VERSION,)]
 
 
@@ -143,8 +146,7 @@ def test_a_lease_from_before_leases_had_secrets_is_nobodys_and_new_ones_have_the
     asyncio.run(lease())
 
 
-def test_an_up_to_date_file_is_opened_without_alembic(path: Path) -> None:
-    asyncio.run(create(path))
+def test_a_new_file_is_made_and_opened_without_alembic(path: Path) -> None:
     code = """
 import asyncio, sys
 from agl.trainer.store import open_store
@@ -153,6 +155,7 @@ async def main():
 asyncio.run(main())
 print("alembic" in sys.modules)
 """
+    assert started(code, path).communicate()[0].strip() == "False"
     assert started(code, path).communicate()[0].strip() == "False"
 
 
@@ -411,7 +414,7 @@ def test_processes_share_a_queue_and_wake_each_other(path: Path) -> None:
 OPENER = """
 import asyncio, sys
 from agl.trainer.store import open_store
-import alembic.command
+import agl.trainer.store.sql.store
 print("ready", flush=True)
 sys.stdin.readline()
 async def main():

@@ -15,6 +15,7 @@ import urllib.parse
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,29 +44,11 @@ _POLL_SECONDS = 25.0
 
 @dataclass(slots=True, eq=False)
 class _Operation:
-    """A pending call of a method, and the future of its caller."""
+    """A pending call of a method, and its result."""
 
-    name: str
     body: bytes
     secrets: frozenset[str]
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Any]
-
-    def deliver(self, result: Any, error: BaseException | None) -> None:
-        """Resolve the future. On any thread."""
-        try:
-            self.loop.call_soon_threadsafe(self._deliver, result, error)
-        except RuntimeError:
-            # The loop is closed, so nothing waits for the future.
-            pass
-
-    def _deliver(self, result: Any, error: BaseException | None) -> None:
-        if self.future.done():
-            return
-        if error is None:
-            self.future.set_result(result)
-        else:
-            self.future.set_exception(error)
+    future: Future[Any]
 
 
 @forwarding(Store, protocol.METHODS)
@@ -170,12 +153,6 @@ class HttpStore(Store):
             while len(self._secrets) > _MOST_LEASES:
                 self._secrets.popitem(last=False)
 
-    def _secrets_for(self, arguments: Mapping[str, Any]) -> frozenset[str]:
-        """The secrets of the leases that arguments are about, as far as this client got them."""
-        rollouts = {item.rollout_id for name in ("calls", "spans") for item in arguments.get(name) or ()}
-        rollouts.add(arguments.get("rollout_id"))
-        return frozenset[str]().union(*(self._secrets.get(rollout_id, ()) for rollout_id in rollouts))
-
     async def _give_back_quietly(self, request_id: str) -> None:
         try:
             await asyncio.wait_for(self.give_back(request_id), CONNECT_SECONDS)
@@ -210,12 +187,15 @@ class HttpStore(Store):
         """Call a method, in one request with whatever else is pending."""
         arguments = {k: list(v) if k in ("calls", "spans") else v for k, v in arguments.items()}
         body = self._encode(arguments, method)
-        loop = asyncio.get_running_loop()
-        operation = _Operation(method, body, self._secrets_for(arguments), loop, loop.create_future())
+        # The secrets of the leases that the arguments are about, as far as this client got them.
+        rollouts = {item.rollout_id for name in ("calls", "spans") for item in arguments.get(name) or ()}
+        rollouts.add(arguments.get("rollout_id"))
+        secrets = frozenset[str]().union(*(self._secrets.get(rollout_id, ()) for rollout_id in rollouts))
+        operation = _Operation(body, secrets, Future())
         with self._lock:
             self._check_open()
             self._loop.call_soon_threadsafe(self._submit, operation)
-        return protocol.METHODS[method].result.validate_python(await operation.future)
+        return protocol.METHODS[method].result.validate_python(await asyncio.wrap_future(operation.future))
 
     async def _poll(self, method: str, wait: float, /, **arguments: Any) -> Any:
         """Call a method that waits, on a separate connection."""
@@ -290,7 +270,7 @@ class HttpStore(Store):
                 if batch and (size + len(first.body) > _BATCH_BYTES or len(secrets | first.secrets) > MOST_SECRETS):
                     break
                 operation = self._pending.popleft()
-                if not operation.future.cancelled():
+                if operation.future.set_running_or_notify_cancel():
                     batch.append(operation)
                     size += len(operation.body)
                     secrets |= operation.secrets
@@ -304,12 +284,12 @@ class HttpStore(Store):
                     raise StoreError("the store's answer was not understood", hint="is this the URL of an agl store?")
             except BaseException as error:
                 for operation in batch:
-                    operation.deliver(None, error)
+                    operation.future.set_exception(error)
                 if not isinstance(error, Exception):
                     raise
                 continue
             for operation, result in zip(batch, results, strict=True):
                 try:
-                    operation.deliver(self._connection.result(result), None)
+                    operation.future.set_result(self._connection.result(result))
                 except AglError as error:
-                    operation.deliver(None, error)
+                    operation.future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The tables. The migrations build the same ones; a test compares the two.
+"""The tables of a new store. Migrations make the same ones of an old store; a test compares the two.
 
 Portable types only: the same tables serve SQLite and PostgreSQL. JSON is text and token arrays are bytes (`codec`).
 """

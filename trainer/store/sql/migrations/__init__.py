@@ -1,4 +1,4 @@
-"""Upgrades a database to the newest version of the schema. Alembic is imported only if there is something to do."""
+"""Creates the tables of a new database, and upgrades those of an old one, for which alone Alembic is imported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def upgrade(connection: Connection, dialect: Dialect) -> None:
         for statement in dialect.begin_schema:
             connection.exec_driver_sql(statement).close()
         # Another process may have upgraded them while this one waited for the lock.
-        if version(connection, dialect) != schema.VERSION:
+        present = version(connection, dialect)
+        if present is None:
+            schema.metadata.create_all(connection)
+            connection.exec_driver_sql(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+            connection.exec_driver_sql(f"INSERT INTO {VERSION_TABLE} VALUES ('{schema.VERSION}')")
+        elif present != schema.VERSION:
             _run_alembic(connection)
         connection.exec_driver_sql("COMMIT")
     except BaseException:
