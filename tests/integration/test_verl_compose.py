@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agl.trainer.verl.config import checks, derived, renamed
 from agl.trainer.verl.config import compose as composing
-from agl.trainer.verl.config.compose import compose, defaults, notes, validate, verl_schema
+from agl.trainer.verl.config.compose import compose, defaults, notes, verl_schema
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 BRIDGE = {
@@ -61,6 +61,14 @@ AGENT_LIGHTNING: dict[str, Any] = {
 def short(**common: Any) -> Plan:
     extra = common.pop("config", {})
     return read({**expand({"model": "m", "steps": 3, **common}), **renamed.rename(flatten(extra))})
+
+
+def validate(config: DictConfig) -> None:
+    """verl's own checks of a composed config; they import verl, and load the tokenizer of a critic."""
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    validate_config(config, need_reference_policy(config), need_critic(config))
 
 
 def at(config: DictConfig, key: str) -> Any:

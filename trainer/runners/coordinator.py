@@ -281,7 +281,8 @@ class RunCoordinator:
         self._last_heard = time.monotonic()
         entry = self._open.get(lease.id)
         if entry is None:
-            if not await self._is_open(lease):
+            attempts = await self.store.query_attempts(lease.rollout.rollout_id)
+            if not any(a.attempt == lease.attempt and a.status not in ATTEMPT_TERMINAL for a in attempts):
                 return
             if self.gateway is not None:
                 raise AttemptOverError(
@@ -307,7 +308,8 @@ class RunCoordinator:
             if self._open.get(lease.id) is not entry:
                 return
             await self._calls(entry)
-            await self._end_attempt(entry, "failed", Report(error=_failed(lease, why), text=why), None)
+            error = RolloutError(why, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
+            await self._end_attempt(entry, "failed", Report(error=error, text=why), None)
             # Not before: the caller may try again after the store refused this.
             self._open.pop(lease.id, None)
 
@@ -491,8 +493,9 @@ class RunCoordinator:
                     names,
                 )
         if self.rewarded and trajectory.reward is None and trajectory.fault is None:
+            outermost = (s.agent for s in spans if s.parent_id is None and s.operation == semconv.INVOKE_AGENT)
             raise RewardError(
-                f"agent {_outermost(spans)!r} returned no reward and emitted none",
+                f"agent {next(outermost, None)!r} returned no reward and emitted none",
                 hint="return a number, pass reward= to agl.wrap, or call agl.emit_reward",
                 rollout=rollout.rollout_id,
                 attempt=attempt,
@@ -511,22 +514,10 @@ class RunCoordinator:
             **{name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r},
         }
 
-    async def _is_open(self, lease: Lease) -> bool:
-        attempts = await self.store.query_attempts(lease.rollout.rollout_id)
-        return any(a.attempt == lease.attempt and a.status not in ATTEMPT_TERMINAL for a in attempts)
-
 
 def _lineage(worker_id: str) -> tuple[str, str]:
     """A worker and its pool."""
     return worker_id, worker_id.partition("/")[0]
-
-
-def _outermost(spans: Sequence[Span]) -> str | None:
-    return next((s.agent for s in spans if s.parent_id is None and s.operation == semconv.INVOKE_AGENT), None)
-
-
-def _failed(lease: Lease, why: str) -> RolloutError:
-    return RolloutError(why, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
 
 
 def _overdue(entry: _OpenLease, silent_seconds: float | None, guard: LeaseGuard | None) -> RolloutError | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -54,6 +55,24 @@ class LocalRunner:
         self._workers.append(asyncio.ensure_future(self._heartbeat()))
         for worker in self._workers:
             worker.add_done_callback(self._on_worker_end)
+
+    async def run(self, over: asyncio.Future[None], until: asyncio.Event) -> None:
+        """Work until `over` is done or `until` is set, then stop.
+
+        Raises:
+            Exception: that of `over`.
+        """
+        await self.start()
+        stopped = asyncio.ensure_future(until.wait())
+        try:
+            await asyncio.wait((over, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if over.done():
+                over.result()
+        finally:
+            stopped.cancel()
+            over.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.stop()
 
     async def stop(self) -> None:
         """Cancel running attempts, give their leases back, and end the workers; bounded."""

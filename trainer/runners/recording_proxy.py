@@ -15,6 +15,7 @@ import secrets
 import time
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import httpx
@@ -115,8 +116,8 @@ class RecordingProxy:
         calls = f"{_ATTEMPT}/keys/{{key}}/agents/{{agent:path}}"
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
         return [
-            Route(f"{calls}/openai/v1/{{path:path}}", self._openai, methods=methods),
-            Route(f"{calls}/anthropic/{{path:path}}", self._anthropic, methods=methods),
+            Route(f"{calls}/openai/v1/{{path:path}}", partial(self._forward, provider="openai"), methods=methods),
+            Route(f"{calls}/anthropic/{{path:path}}", partial(self._forward, provider="anthropic"), methods=methods),
         ]
 
     def spans_url(self, base_url: str) -> str:
@@ -157,15 +158,13 @@ class RecordingProxy:
         await self.store.add_spans(spans)
         return answer({})
 
-    async def _openai(self, request: Request) -> Response:
-        return await self._forward(request, "openai")
-
-    async def _anthropic(self, request: Request) -> Response:
-        return await self._forward(request, "anthropic")
-
     async def _forward(self, request: Request, provider: str) -> Response:
         self._check(request, request.path_params["key"])
-        base, headers, body = self._route(provider, request, await _body(request))
+        try:
+            content = await request.body()
+        except Refused as refused:
+            raise RequestError(refused.status, refused.message, code=refused.code) from None
+        base, headers, body = self._route(provider, request, content)
         path = f"/{request.path_params['path']}"
         is_call = request.method == "POST" and path.endswith(GENERATION_PATHS[provider])
         replaced = None
@@ -355,13 +354,6 @@ def _strings(value: Any) -> Iterator[str]:
             stack.extend(x for pair in reversed(value.items()) for x in reversed(pair))
         elif isinstance(value, list):
             stack.extend(reversed(value))
-
-
-async def _body(request: Request) -> bytes:
-    try:
-        return await request.body()
-    except Refused as refused:
-        raise RequestError(refused.status, refused.message, code=refused.code) from None
 
 
 def forwarded_headers(request: Request) -> list[tuple[bytes, bytes]]:

@@ -170,7 +170,12 @@ class _Bridge:
                 done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED, timeout=_QUIET_SECONDS)
                 quiet = 0.0 if done or self._tasks else quiet + _QUIET_SECONDS
                 if quiet:
-                    self._report_silence(quiet)
+                    # verl waits for ever for a worker or server that has died.
+                    message = f"no word from verl for {quiet / 60:.0f} minutes; its logs: {cluster.log_directory()}"
+                    if quiet >= _LOST_SECONDS:
+                        hint = "one of its workers or servers may have died: continue with resume=True"
+                        raise TrainingError(message, hint=hint)
+                    self.run.progress.note(message)
                 if self._failure.done():
                     self._failure.result()
                 if job_end.done():
@@ -187,19 +192,15 @@ class _Bridge:
             if not job_end.done():
                 job_end.cancel()
 
-    def _report_silence(self, seconds: float) -> None:
-        """Report that verl is silent: it waits for ever for a worker or server that has died."""
-        message = f"no word from verl for {seconds / 60:.0f} minutes; its logs: {cluster.log_directory()}"
-        if seconds >= _LOST_SECONDS:
-            raise TrainingError(message, hint="one of its workers or servers may have died: continue with resume=True")
-        self.run.progress.note(message)
-
     async def _handle(self, event: Event, tokens: _Tokens) -> None:
         match event:
             case ServerStart(client):
                 await self._serve(client, tokens)
             case TrainingStart(step, steps):
-                await self._begin(step, steps)
+                await self.run.begin(steps, step)
+                if (results := self._val_results.pop(step, None)) is not None and not self.run.history:
+                    validation = measurement(results, "val", f"the validation after step {step}")
+                    await self.run.record({"step": step, **validation})
                 await self._answer()
             case RolloutRequest(prompts):
                 self._start_groups(prompts)
@@ -258,11 +259,6 @@ class _Bridge:
             top_p, top_k = plan.settings.get(f"{ROLLOUT}.top_p", 1.0), plan.settings.get(f"{ROLLOUT}.top_k", -1)
             return SamplingRules(plan.temperature, top_p, max(0, top_k), plan.max_response_tokens)
         return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
-
-    async def _begin(self, step: int, steps: int) -> None:
-        await self.run.begin(steps, step)
-        if (results := self._val_results.pop(step, None)) is not None and not self.run.history:
-            await self.run.record({"step": step, **measurement(results, "val", f"the validation after step {step}")})
 
     async def _answer(self) -> None:
         """Tell verl whether training goes on."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from agl.errors import EngineError
 from agl.mdp.types import Call, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling, StopReason, check_prompt, check_sampling
+from agl.trainer.engines.base import Completion, OnTokens, Request, StopReason, check_prompt, check_sampling
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -52,7 +52,11 @@ class VerlEngine:
                 policy=policy,
             )  # fmt: skip
         prompt = check_prompt(request.prompt_ids, self._max_context)
-        self._check_ids(prompt, policy)
+        if self._vocabulary is not None and int(prompt.max()) >= self._vocabulary:
+            raise EngineError(
+                f"the prompt has token {int(prompt.max())}, and the model knows {self._vocabulary}",
+                hint="render with the tokenizer of the model that is served", policy=policy,
+            )  # fmt: skip
         limit = min(sampling.max_tokens, self._max_context - prompt.size)
         params: dict[str, Any] = {
             "max_tokens": limit,
@@ -90,21 +94,10 @@ class VerlEngine:
         newest = int(output.extra_fields.get("max_global_steps") or oldest)
         if newest != oldest:
             self._newest[_key(prompt, ids)] = newest
-        return Completion(ids, logprobs, self._stop_reason(output.stop_reason, ids, limit, sampling), oldest)
-
-    def _check_ids(self, prompt_ids: IntArray, policy: str | None) -> None:
-        if self._vocabulary is not None and int(prompt_ids.max()) >= self._vocabulary:
-            raise EngineError(
-                f"the prompt has token {int(prompt_ids.max())}, and the model knows {self._vocabulary}",
-                hint="render with the tokenizer of the model that is served", policy=policy,
-            )  # fmt: skip
-
-    def _stop_reason(self, stop_reason: str | None, ids: IntArray, limit: int, sampling: Sampling) -> StopReason:
-        """The stop reason; verl does not distinguish a whole answer from one that was cut."""
-        if stop_reason == "aborted":
-            return "cancelled"
+        # verl does not distinguish a whole answer from one that was cut.
         ended = ids.size and int(ids[-1]) in sampling.stop_token_ids
-        return "length" if ids.size >= limit and not ended else "stop"
+        reason: StopReason = "length" if ids.size >= limit and not ended else "stop"
+        return Completion(ids, logprobs, "cancelled" if output.stop_reason == "aborted" else reason, oldest)
 
 
 def _key(prompt_ids: IntArray, response_ids: IntArray) -> bytes:

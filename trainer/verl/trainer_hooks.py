@@ -105,15 +105,12 @@ def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids
             keys = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
             send(StepResult(self.global_steps, tuple(keys), scalars(metrics)))
             if not goes_on() and self.global_steps < self.total_training_steps:
-                self._end_after_this_step()
-
-        def _end_after_this_step(self) -> None:
-            """Have verl's loop end here, with a checkpoint of this step as after the last one."""
-            self.total_training_steps = self.global_steps
-            if self._saved_step != self.global_steps:
-                # The servers hold the memory; this hook is where verl takes it back before an update.
-                self.on_sample_end()
-                self._save_checkpoint()
+                # verl's loop ends here, with a checkpoint of this step as after the last one.
+                self.total_training_steps = self.global_steps
+                if self._saved_step != self.global_steps:
+                    # The servers hold the memory; this hook is where verl takes it back before an update.
+                    self.on_sample_end()
+                    self._save_checkpoint()
 
     return Trainer
 

@@ -113,7 +113,10 @@ class Connection:
         """
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(Unreachable),
-            stop=self._give_up,
+            # Counted from the loss of the server, not per request: a request that waits behind others waits no longer.
+            stop=lambda _: (
+                self._unreachable_since is not None and time.monotonic() - self._unreachable_since >= self.retry_seconds
+            ),
             wait=tenacity.wait_exponential_jitter(initial=0.05, max=3.0, jitter=0.5),
             reraise=True,
         )
@@ -183,7 +186,12 @@ class Connection:
         except (httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise self.error(f"{self.url} cannot be asked: {error}", hint="check the address and the key") from None
         except (httpx.TransportError, Unreachable) as error:
-            raise self._unreachable(str(error) or type(error).__name__) from None
+            why = str(error) or type(error).__name__
+            if self._unreachable_since is None:
+                self._unreachable_since = time.monotonic()
+                text = "%s at %s does not answer (%s); trying again for %g s"
+                self.log.warning(text, self.name, self.url, why, self.retry_seconds)
+            raise Unreachable(why) from None
 
     def result(self, response: Any) -> Any:
         """The result in a method's response.
@@ -213,15 +221,3 @@ class Connection:
         # A `StoreError` of a server says which server refused something, no more.
         kind = None if facts.get("type") == "StoreError" else facts.get("type")
         return to_error({**facts, "type": kind, "hint": hint}, self.error)
-
-    def _unreachable(self, why: str) -> Unreachable:
-        """The error to raise; the first one since the server was last reached is logged."""
-        if self._unreachable_since is None:
-            self._unreachable_since = time.monotonic()
-            text = "%s at %s does not answer (%s); trying again for %g s"
-            self.log.warning(text, self.name, self.url, why, self.retry_seconds)
-        return Unreachable(why)
-
-    def _give_up(self, _: tenacity.RetryCallState) -> bool:
-        # Counted from the loss of the server, not per request: a request that waits behind others waits no longer.
-        return self._unreachable_since is not None and time.monotonic() - self._unreachable_since >= self.retry_seconds

@@ -71,15 +71,9 @@ async def _run_worker(payload: Payload, name: str, url: str, key: str, journal: 
     runner = _SequentialRunner(payload.agent, coordinator, journal, payload, name)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await runner.start()
-    stopped = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait((runner.over, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if runner.over.done():
-            runner.over.result()
+        await runner.run(runner.over, stop)
     finally:
-        stopped.cancel()
-        await runner.stop()
         await coordinator.close()
 
 

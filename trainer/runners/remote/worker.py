@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -54,17 +53,9 @@ async def run_worker(
     name = name or f"{socket.gethostname()}-{os.getpid()}"
     runner = LocalRunner(agent, coordinator, n_workers=n_workers, on_failure=fail, name=name)
     with switched_on(agent.tracers):
-        await runner.start()
-        stopped = asyncio.ensure_future((until or asyncio.Event()).wait())
         try:
-            await asyncio.wait((failure, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if failure.done():
-                failure.result()
+            await runner.run(failure, until or asyncio.Event())
         finally:
-            stopped.cancel()
-            failure.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await runner.stop()
             await coordinator.close()
 
 

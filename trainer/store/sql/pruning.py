@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from sqlalchemy import Connection, Table, delete, exists, or_, select
+from sqlalchemy import Connection, delete, exists, or_, select
 
 from agl.trainer.store.sql.schema import attempts as A
 from agl.trainer.store.sql.schema import calls as C
@@ -43,9 +43,8 @@ def prune(
         old = old.where(R.c.run_id.in_(list(run_ids)))
     rows = connection.execute(old).all()
     ids = [rollout_id for _, rollout_id in rows]
-    deleted = [_delete(connection, table, ids) if ids else 0 for table in (A, C, S)]
+    deleted = [
+        connection.execute(delete(table).where(table.c.rollout_id.in_(ids))).rowcount if ids else 0
+        for table in (A, C, S)
+    ]
     return Pruned(len(ids), *deleted), rows[-1][0] if len(rows) == PRUNED else seqs[-1]
-
-
-def _delete(connection: Connection, table: Table, rollout_ids: Sequence[str]) -> int:
-    return connection.execute(delete(table).where(table.c.rollout_id.in_(rollout_ids))).rowcount

@@ -103,14 +103,10 @@ def add_spans(connection: Connection, each: Sequence[Sequence[Span]]) -> list[No
 def query_spans(connection: Connection, attempts: Sequence[tuple[str, int | None]]) -> list[list[Span]]:
     """The spans of rollouts (id, attempt or None for all), by start time."""
     spans: dict[tuple[str, int | None], list[Span]] = {}
-    for statement, keys in (
-        (_SPANS, [key for key in attempts if key[1] is None]),
-        (_SPANS_OF_ATTEMPT, [key for key in attempts if key[1] is not None]),
-    ):
-        found = statements.rows_each(connection, statement, [{"id": rollout_id, "n": n} for rollout_id, n in keys])
-        for key, rows in zip(keys, found, strict=True):
-            # The database would copy whole rows to sort them.
-            spans[key] = sorted(map(codec.to_span, rows), key=attrgetter("start", "span_id"))
+    for rollout_id, n in attempts:
+        rows = connection.execute(_SPANS if n is None else _SPANS_OF_ATTEMPT, {"id": rollout_id, "n": n})
+        # The database would copy whole rows to sort them.
+        spans[rollout_id, n] = sorted(map(codec.to_span, rows), key=attrgetter("start", "span_id"))
     return [spans[key] for key in attempts]
 
 

@@ -287,7 +287,13 @@ def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout]
             continue
         rollout, was = rollouts[each.rollout_id], row["was"]
         if each.status != was and each.status not in ATTEMPT_TRANSITIONS[was]:
-            results.append(_impossible(each, was))
+            after = ", ".join(sorted(ATTEMPT_TRANSITIONS[was]))
+            final = f"{was!r} is final; the rollout was cancelled, expired or reported twice"
+            error = AttemptOverError(
+                f"attempt {each.attempt} of rollout {each.rollout_id} cannot go from {was!r} to {each.status!r}",
+                hint=f"from {was!r} it can go to: {after}" if after else final,
+            )
+            results.append(error)
             continue
         if each.status != was or each.status == "running":
             row["was"] = each.status
@@ -318,15 +324,6 @@ def change_of(rollouts: Sequence[Rollout]) -> Change:
     """The change by rollouts with new statuses: some are queued, some have ended."""
     queued = Counter(rollout.run_id for rollout in rollouts if rollout.status == "queuing")
     return Change(queued, [rollout.rollout_id for rollout in rollouts if rollout.status in ROLLOUT_TERMINAL])
-
-
-def _impossible(move: Move, was: AttemptStatus) -> AttemptOverError:
-    return AttemptOverError(
-        f"attempt {move.attempt} of rollout {move.rollout_id} cannot go from {was!r} to {move.status!r}",
-        hint=f"from {was!r} it can go to: {', '.join(sorted(ATTEMPT_TRANSITIONS[was]))}"
-        if ATTEMPT_TRANSITIONS[was]
-        else f"{was!r} is final; the rollout was cancelled, expired or reported twice",
-    )
 
 
 def beat(connection: Connection, beats: Sequence[tuple[str, int, float]]) -> list[Exception | None]:

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Delete, Insert, Row, Select, Update
-
-
-def rows_each(
-    connection: Connection, statement: Select[Any], many: Sequence[Mapping[str, Any]]
-) -> list[list[Row[Any]]]:
-    """All rows that a statement returns for each of `many` values."""
-    return [list(connection.execute(statement, values)) for values in many]
+from sqlalchemy import Connection, Delete, Insert, RowMapping, Select, Update
 
 
 def first_each(
     connection: Connection, statement: Select[Any], many: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any] | None]:
+) -> list[RowMapping | None]:
     """The row of a statement that returns at most one, by column names, for each of `many` values."""
-    found = rows_each(connection, statement, many)
-    return [dict(rows[0]._mapping) if rows else None for rows in found]
+    return [connection.execute(statement, values).mappings().first() for values in many]
 
 
 def change_many(connection: Connection, statement: Insert | Update | Delete, many: Sequence[Mapping[str, Any]]) -> int:

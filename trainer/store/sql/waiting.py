@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -112,19 +112,6 @@ class Waiters:
                     return True
         return False
 
-    def _notify_queued(self, queued: Mapping[str | None, int]) -> None:
-        for run_id, count in queued.items():
-            for _ in range(count):
-                if not self._notify_one(NO_RUN if run_id is None else run_id, probing=False):
-                    break
-
-    def _probe(self) -> None:
-        """Have one waiter of each run see whether there is work."""
-        with self._lock:
-            runs = {waiter.run_id for waiter in self._for_work}
-        for run_id in runs:
-            self._notify_one(run_id, probing=True)
-
     # -- for ends -------------------------------------------------------------------------------------------------
     @contextmanager
     def waiting_for_ends(self, rollout_ids: Sequence[str]) -> Iterator[EndWaiter]:
@@ -138,25 +125,28 @@ class Waiters:
             with self._lock:
                 self._for_ends.discard(waiter)
 
-    def _notify_ended(self, rollout_ids: Sequence[str]) -> None:
-        with self._lock:
-            for waiter in self._for_ends:
-                before = len(waiter.open)
-                waiter.open.difference_update(rollout_ids)
-                if before and not waiter.open:
-                    waiter.wake()
-
     # -- both -----------------------------------------------------------------------------------------------------
     def notify(self, change: Change | None) -> None:
         """Wake the waiters that a change concerns; None for a change without details. From any thread."""
         if change is not None:
-            self._notify_queued(change.queued)
-            self._notify_ended(change.ended)
+            for run_id, count in change.queued.items():
+                for _ in range(count):
+                    if not self._notify_one(NO_RUN if run_id is None else run_id, probing=False):
+                        break
+            with self._lock:
+                for waiter in self._for_ends:
+                    before = len(waiter.open)
+                    waiter.open.difference_update(change.ended)
+                    if before and not waiter.open:
+                        waiter.wake()
             return
-        self._probe()
         with self._lock:
             for waiter in self._for_ends:
                 waiter.wake()
+            runs = {waiter.run_id for waiter in self._for_work}
+        # One waiter of each run sees whether there is work.
+        for run_id in runs:
+            self._notify_one(run_id, probing=True)
 
     def wake_all(self) -> None:
         """Wake every waiter, since the store was closed."""

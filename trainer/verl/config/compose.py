@@ -97,26 +97,6 @@ def notes(plan: Plan) -> tuple[str, ...]:
     return (*unused, *changed)
 
 
-def validate(config: DictConfig) -> None:
-    """verl's own checks of a composed config; they import verl, and load the tokenizer of a critic.
-
-    Raises:
-        ConfigError: what verl says about it.
-    """
-    import contextlib
-    import io
-
-    from hydra.errors import InstantiationException
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
-
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            validate_config(config, need_reference_policy(config), need_critic(config))
-    except (AssertionError, ValueError, TypeError, InstantiationException) as error:
-        raise ConfigError(f"verl refuses the config: {error}") from error
-
-
 @functools.cache
 def verl_schema(engine: str = "dp") -> Schema:
     """verl's keys, types and defaults for one of its engines."""
