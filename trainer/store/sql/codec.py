@@ -12,8 +12,9 @@ import json
 import math
 import re
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import orjson
@@ -34,6 +35,7 @@ from agl.trainer.store.types import (
 )
 
 Row = Mapping[Any, Any]
+D = TypeVar("D")
 
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")
@@ -112,6 +114,49 @@ def digest(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=16).digest()
 
 
+class Columns(Generic[D]):
+    """A dataclass as a row of a table: each field is a column of the same name, except as the arguments say.
+
+    Args:
+        of: the dataclass. renamed: field -> column. texts: fields that hold any text.
+        json: fields that hold JSON values -> what an error calls them. packed: field -> (to the column, and back).
+    """
+
+    def __init__(
+        self,
+        of: type[D],
+        *,
+        renamed: Mapping[str, str] | None = None,
+        texts: Sequence[str] = (),
+        json: Mapping[str, str] | None = None,
+        packed: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None = None,
+    ) -> None:
+        fields = [field.name for field in dataclasses.fields(of)]  # type: ignore[arg-type]
+        self._of, self._columns = of, [(renamed or {}).get(field, field) for field in fields]
+        self._of_value, self._of_row = attrgetter(*fields), itemgetter(*self._columns)
+        converted = {**dict.fromkeys(texts, (pack_text, unpack_text)), **(packed or {})}
+        self._pack = [(fields.index(field), pack) for field, (pack, _) in converted.items()]
+        self._json = [(fields.index(field), what) for field, what in (json or {}).items()]
+        unpack = {field: read for field, (_, read) in converted.items()} | dict.fromkeys(json or {}, loads)
+        self._unpack = [(fields.index(field), read) for field, read in unpack.items()]
+
+    def row(self, value: D, **where: object) -> dict[str, Any]:
+        """The row of a value. Raises `StoreError` with the place `where` for a field that is no JSON value."""
+        values = list(self._of_value(value))
+        for i, pack in self._pack:
+            values[i] = pack(values[i])
+        for i, what in self._json:
+            values[i] = dumps(dict(values[i]) if isinstance(values[i], Mapping) else values[i], what, **where)
+        return dict(zip(self._columns, values, strict=True))
+
+    def read(self, row: Row) -> D:
+        """The value of a row, which may have further columns."""
+        values = list(self._of_row(row))
+        for i, unpack in self._unpack:
+            values[i] = unpack(values[i])
+        return self._of(*values)
+
+
 # -- rollouts and attempts ----------------------------------------------------------------------------------------
 @functools.lru_cache(256)
 def _config_text(config: RolloutConfig) -> str:
@@ -124,30 +169,30 @@ def _config(text: str) -> RolloutConfig:
     return RolloutConfig(**{**fields, "retry_on": tuple(fields["retry_on"])})
 
 
+def _hashable(config: RolloutConfig) -> RolloutConfig:
+    """The configuration with a tuple: a list cannot be hashed for the cache."""
+    if isinstance(config.retry_on, tuple):
+        return config
+    return dataclasses.replace(config, retry_on=tuple(config.retry_on))
+
+
+_ROLLOUT: Mapping[str, Any] = {
+    "renamed": {"group": "group_key", "index": "position"},
+    "texts": ("group",),
+    "json": {"task": "the task", "metadata": "the metadata"},
+    "packed": {"config": (lambda config: _config_text(_hashable(config)), _config)},
+}
+_NEW_ROLLOUT, _STORED_ROLLOUT = Columns(NewRollout, **_ROLLOUT), Columns(Rollout, **_ROLLOUT)
+_ATTEMPT = Columns(Attempt, texts=("error",))
+to_rollout, to_attempt = _STORED_ROLLOUT.read, _ATTEMPT.read
+
+
 def rollout_row(new: NewRollout, rollout_id: str, now: float) -> dict[str, Any]:
     """The row of a rollout that is queued at `now` (seconds since the epoch)."""
-    config = new.config
-    if not isinstance(config.retry_on, tuple):
-        # A list cannot be hashed for the cache.
-        config = dataclasses.replace(config, retry_on=tuple(config.retry_on))
-    return {
-        "rollout_id": rollout_id,
-        "run_id": new.run_id,
-        "step": new.step,
-        "mode": new.mode,
-        "status": "queuing",
-        "group_key": pack_text(new.group),
-        "position": new.index,
-        "seed": new.seed,
-        "resources_id": new.resources_id,
-        "priority": new.priority,
-        "attempts": 0,
-        "task": dumps(new.task, "the task", rollout=rollout_id),
-        "config": _config_text(config),
-        "metadata": dumps(dict(new.metadata), "the metadata", rollout=rollout_id),
-        "created_at": now if new.created_at is None else new.created_at,
-        "ended_at": None,
-    }
+    row = _NEW_ROLLOUT.row(new, rollout=rollout_id)
+    created_at = now if new.created_at is None else new.created_at
+    status = {"status": "queuing", "attempts": 0, "created_at": created_at, "ended_at": None}
+    return {**row, "rollout_id": rollout_id, **status}
 
 
 def rollout_columns(rollout_id: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,34 +207,12 @@ def rollout_columns(rollout_id: str, values: Mapping[str, Any]) -> dict[str, Any
             columns[name] = dumps(value, f"the {name}", rollout=rollout_id)
         elif name == "config":
             config = value if isinstance(value, RolloutConfig) else RolloutConfig(**value)
-            columns[name] = _config_text(dataclasses.replace(config, retry_on=tuple(config.retry_on)))
+            columns[name] = _config_text(_hashable(config))
         elif name == "resources_id" or value in _SETTABLE.get(name, ()):
             columns[name] = value
         else:
             raise StoreError(f"a rollout's {name} cannot become {value!r}", rollout=rollout_id)
     return columns
-
-
-def to_rollout(row: Row) -> Rollout:
-    """A row of `schema.rollouts`."""
-    return Rollout(
-        rollout_id=row["rollout_id"],
-        task=loads(row["task"]),
-        status=row["status"],
-        mode=row["mode"],
-        run_id=row["run_id"],
-        step=row["step"],
-        group=unpack_text(row["group_key"]) or "",
-        index=row["position"],
-        seed=row["seed"],
-        resources_id=row["resources_id"],
-        priority=row["priority"],
-        config=_config(row["config"]),
-        metadata=loads(row["metadata"]),
-        attempts=row["attempts"],
-        created_at=row["created_at"],
-        ended_at=row["ended_at"],
-    )
 
 
 def secret_hash(secret: str) -> bytes:
@@ -199,94 +222,35 @@ def secret_hash(secret: str) -> bytes:
 
 def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None, secret: str) -> dict[str, Any]:
     """The row of an attempt, with its rollout's configuration, the request that leased it and its secret's hash."""
-    return {
-        "rollout_id": attempt.rollout_id,
-        "attempt": attempt.attempt,
-        "status": attempt.status,
-        "worker_id": attempt.worker_id,
-        "error": pack_text(attempt.error),
-        "timeout_seconds": config.timeout_seconds,
-        "unresponsive_seconds": config.unresponsive_seconds,
-        "started_at": attempt.started_at,
-        "last_heartbeat_at": attempt.last_heartbeat_at,
-        "ended_at": attempt.ended_at,
-        "request_id": request_id,
-        "secret_hash": secret_hash(secret),
-    }
-
-
-def to_attempt(row: Row) -> Attempt:
-    """A row of `schema.attempts`."""
-    return Attempt(
-        rollout_id=row["rollout_id"],
-        attempt=row["attempt"],
-        status=row["status"],
-        worker_id=row["worker_id"],
-        error=unpack_text(row["error"]),
-        started_at=row["started_at"],
-        last_heartbeat_at=row["last_heartbeat_at"],
-        ended_at=row["ended_at"],
-    )
+    limits = {"timeout_seconds": config.timeout_seconds, "unresponsive_seconds": config.unresponsive_seconds}
+    return {**_ATTEMPT.row(attempt), **limits, "request_id": request_id, "secret_hash": secret_hash(secret)}
 
 
 # -- calls and spans ----------------------------------------------------------------------------------------------
+_CALL = Columns(
+    Call,
+    renamed={"index": "position", "prompt_ids": "prompt", "response_ids": "response", "response": "answer"},
+    texts=("agent", "policy", "fork_cause", "error"),
+    json={"request": "the request", "response": "the response"},
+    packed={
+        "prompt_ids": (pack_ids, unpack_ids),
+        "response_ids": (pack_ids, unpack_ids),
+        "logprobs": (pack_logprobs, unpack_logprobs),
+        "tool_call_ids": (lambda ids: dumps(ids, "tool_call_ids"), lambda text: tuple(loads(text))),
+    },
+)
+
+
 def call_row(call: Call) -> dict[str, Any]:
     """The row of a call with its complete prompt (`shared` 0)."""
-    where = {"rollout": call.rollout_id, "attempt": call.attempt, "call": call.id}
-    prompt, response = pack_ids(call.prompt_ids), pack_ids(call.response_ids)
-    return {
-        "id": call.id,
-        "rollout_id": call.rollout_id,
-        "attempt": call.attempt,
-        "position": call.index,
-        "agent": pack_text(call.agent),
-        "policy": pack_text(call.policy),
-        "policy_version": call.policy_version,
-        "shared": 0,
-        "prompt": prompt,
-        "response": response,
-        "logprobs": pack_logprobs(call.logprobs),
-        "length": call.prompt_ids.size + call.response_ids.size,
-        "digest": digest(prompt + response),
-        "temperature": call.temperature,
-        "finish_reason": call.finish_reason,
-        "parent_id": call.parent_id,
-        "fork_cause": pack_text(call.fork_cause),
-        "tool_call_ids": dumps(call.tool_call_ids, "tool_call_ids", **where),
-        "span_id": call.span_id,
-        "request": dumps(dict(call.request), "the request", **where),
-        "answer": dumps(dict(call.response), "the response", **where),
-        "error": pack_text(call.error),
-        "started_at": call.started_at,
-        "ended_at": call.ended_at,
-    }
+    row = _CALL.row(call, rollout=call.rollout_id, attempt=call.attempt, call=call.id)
+    tokens = row["prompt"] + row["response"]
+    return {**row, "shared": 0, "length": len(tokens) // _IDS.itemsize, "digest": digest(tokens)}
 
 
 def to_call(row: Row, prompt: bytes) -> Call:
     """A row of `schema.calls` with its complete packed prompt."""
-    return Call(
-        id=row["id"],
-        rollout_id=row["rollout_id"],
-        attempt=row["attempt"],
-        index=row["position"],
-        agent=unpack_text(row["agent"]) or "",
-        policy=unpack_text(row["policy"]),
-        policy_version=row["policy_version"],
-        prompt_ids=unpack_ids(prompt),
-        response_ids=unpack_ids(row["response"]),
-        logprobs=unpack_logprobs(row["logprobs"]),
-        temperature=row["temperature"],
-        finish_reason=row["finish_reason"],
-        parent_id=row["parent_id"],
-        fork_cause=unpack_text(row["fork_cause"]),
-        tool_call_ids=tuple(loads(row["tool_call_ids"])),
-        span_id=row["span_id"],
-        request=loads(row["request"]),
-        response=loads(row["answer"]),
-        error=unpack_text(row["error"]),
-        started_at=row["started_at"],
-        ended_at=row["ended_at"],
-    )
+    return _CALL.read({**row, "prompt": prompt})
 
 
 def span_row(span: Span) -> dict[str, Any]:
@@ -318,45 +282,27 @@ def to_span(row: Sequence[Any]) -> Span:
 
 
 # -- training -----------------------------------------------------------------------------------------------------
+_TRAINED = Columns(TrainedCall, renamed={"return_": "return_value"})
+to_trained = _TRAINED.read
+
+
 def trained_row(run_id: str, trained: TrainedCall) -> dict[str, Any]:
     """The row of a training record of a run."""
-    fields = dataclasses.asdict(trained)
-    return {"run_id": run_id, "return_value": fields.pop("return_"), **fields}
-
-
-def to_trained(row: Row) -> TrainedCall:
-    """A row of `schema.trained_calls`."""
-    fields = {k: v for k, v in row.items() if k not in ("run_id", "return_value")}
-    return TrainedCall(return_=row["return_value"], **fields)
+    return {"run_id": run_id, **_TRAINED.row(trained)}
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------
+_RUN = Columns(TrainingRun, texts=("name", "algorithm", "error", "directory"), json={"config": "the settings"})
+to_run = _RUN.read
+
+
 def run_row(run: TrainingRun, now: float) -> dict[str, Any]:
     """The row of a run that is written at `now` (seconds since the epoch), which is when it began if it does not say.
 
     Raises:
         StoreError: its settings are not JSON values.
     """
-    return {
-        "run_id": run.run_id,
-        "name": pack_text(run.name),
-        "algorithm": pack_text(run.algorithm),
-        "status": run.status,
-        "error": pack_text(run.error),
-        "config": dumps(dict(run.config), "the settings", run=run.run_id),
-        "directory": pack_text(run.directory),
-        "step": run.step,
-        "steps": run.steps,
-        "created_at": run.created_at or now,
-        "updated_at": now,
-        "ended_at": run.ended_at,
-    }
-
-
-def to_run(row: Row) -> TrainingRun:
-    """A row of `schema.runs`."""
-    texts = {name: unpack_text(row[name]) for name in ("name", "algorithm", "error", "directory")}
-    return TrainingRun(**{**row, **texts, "config": loads(row["config"])})
+    return {**_RUN.row(run, run=run.run_id), "created_at": run.created_at or now, "updated_at": now}
 
 
 def metric_rows(run_id: str, step: int, values: Mapping[str, float | None]) -> list[dict[str, Any]]:
