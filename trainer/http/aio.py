@@ -1,11 +1,13 @@
-"""Runs a coroutine for callers without an event loop, or with a busy one; Ctrl-C ends it cleanly."""
+"""Event loops in threads: for callers that have none, or a busy one, and for code that may block its loop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -13,6 +15,39 @@ T = TypeVar("T")
 
 STOP_SECONDS = 15.0
 """How long Ctrl-C waits for the coroutine to end."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread. It runs from the start until `stop`."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine there. From any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self) -> None:
+        """End the loop; tasks that cannot be cancelled within a second are left behind."""
+
+        async def cancel_all() -> None:
+            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                _, pending = await asyncio.wait(tasks, timeout=1.0)
+                for task in pending:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+            await self._loop.shutdown_asyncgens()
+
+        with contextlib.suppress(Exception):
+            self.submit(cancel_all()).result(2.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2.0)
+        if not self._thread.is_alive():
+            self._loop.close()
 
 
 def run_in_thread(main: Coroutine[Any, Any, T]) -> T:

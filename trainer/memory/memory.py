@@ -5,11 +5,8 @@ Invariant: inside a rollout it reads the version that was there when the step be
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace as _with
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,6 +15,7 @@ from agl import tracing
 from agl.agents import memory as rollout_memory
 from agl.agents.memory import Hit, MemoryUse
 from agl.errors import ConfigError, checked_options
+from agl.trainer.http.aio import LoopThread
 from agl.trainer.memory.ranking import Embed, Hybrid, Query, Rank, embeddings, find, surplus, text_of
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -66,7 +64,7 @@ class Memory:
         self.rank: Rank = rank or Hybrid()
         self.embed, self.redact = embed, redact
         self._unpruned = 0
-        self._open: _OpenStore | None = None
+        self._open: tuple[LoopThread, Store] | None = None
         # In this process alone nobody else writes: the index of a version is kept until the next write.
         self._version = None if store is not None else _VERSION
 
@@ -177,8 +175,9 @@ class Memory:
     def close(self) -> None:
         """Close its store; what was kept in this process alone is lost. It opens again when it is used."""
         if self._open is not None:
-            self._open.close()
-            self._open = None
+            (loop, store), self._open = self._open, None
+            loop.submit(store.close()).result()
+            loop.stop()
 
     # -- for runs -------------------------------------------------------------------------------------------------
     def entries(self) -> list[MemoryEntry]:
@@ -244,8 +243,14 @@ class Memory:
 
     def _run(self, operation: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         if self._open is None:
-            self._open = _OpenStore(self.store)
-        return self._open.run(operation)
+            loop = LoopThread("agl-memory")
+            try:
+                self._open = loop, loop.submit(open_store(self.store)).result()
+            except BaseException:
+                loop.stop()
+                raise
+        loop, store = self._open
+        return loop.submit(operation(store)).result()
 
     def __getstate__(self) -> dict[str, Any]:
         # In another process it is opened again; there a rollout's reader answers for the run's copy.
@@ -253,32 +258,6 @@ class Memory:
 
     def __repr__(self) -> str:
         return f"Memory({self.store!r}, name={self.name!r}, keep={self.keep})"
-
-
-class _OpenStore:
-    """A store on an event loop of its own, for callers without one."""
-
-    def __init__(self, url: str | None) -> None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="agl-memory", daemon=True).start()
-        try:
-            self._store = self._wait(open_store(url))
-        except BaseException:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            raise
-
-    def run(self, operation: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
-        """The result of an operation on the store."""
-        return self._wait(operation(self._store))
-
-    def close(self) -> None:
-        """Close the store and end the loop."""
-        self._wait(self._store.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def _wait(self, operation: Coroutine[Any, Any, T]) -> T:
-        future: Future[T] = asyncio.run_coroutine_threadsafe(operation, self._loop)
-        return future.result()
 
 
 def hit_of(entry: MemoryEntry, score: float | None) -> Hit:

@@ -6,12 +6,11 @@ The agents' loop is not the gateway's, so an agent that blocks its loop cannot b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import threading
 import urllib.parse
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
+from agl.trainer.http.aio import LoopThread
 from agl.trainer.runners.command import CommandAgent
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
 
@@ -58,17 +58,19 @@ class Executor:
     ) -> None:
         self.agent, self.coordinator, self.hooks, self.runner = agent, coordinator, tuple(hooks), runner
         self.on_span_end = on_span_end
-        self._agents = _AgentLoop()
+        self._agents: LoopThread | None = None
         self._recorder: CommandRecorder | None = None
         self._listening: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Start the agents' loop."""
-        self._agents.start()
+        self._agents = LoopThread("agl-agents")
 
     async def stop(self) -> None:
         """End the agents' loop and what runs there; bounded."""
-        await asyncio.to_thread(self._agents.stop)
+        if self._agents is not None:
+            await asyncio.to_thread(self._agents.stop)
+            self._agents = None
         if self._recorder is not None:
             await self._recorder.stop()
             self._recorder = None
@@ -218,7 +220,8 @@ class Executor:
                     except Exception as error:
                         record_failure(scope, error)
 
-            future = self._agents.submit(run_async())
+            assert self._agents is not None
+            future = asyncio.wrap_future(self._agents.submit(run_async()))
         else:
 
             def run_sync() -> None:
@@ -240,8 +243,9 @@ class Executor:
     async def _hook(self, name: str, lease: Lease, **facts: Any) -> None:
         """Call every hook outside the attempt's context, on the agents' loop: a hook cannot block the gateway."""
         if self.hooks:
+            assert self._agents is not None
             call = self._agents.submit(self._each_hook(name, lease, **facts))
-            await asyncio.wait_for(call, lease.rollout.config.timeout_seconds)
+            await asyncio.wait_for(asyncio.wrap_future(call), lease.rollout.config.timeout_seconds)
 
     async def _each_hook(self, name: str, lease: Lease, **facts: Any) -> None:
         facts |= {"agent": self.agent, "runner": self.runner, "rollout": lease.attempted_rollout}
@@ -271,47 +275,6 @@ class Executor:
         rollout_error = RolloutError(what, hint=hint, rollout=lease.rollout.rollout_id, attempt=lease.attempt)
         rollout_error.__cause__ = error
         return rollout_error
-
-
-class _AgentLoop:
-    """The event loop of async agents, in a separate thread."""
-
-    def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="agl-agents", daemon=True)
-        self._thread.start()
-
-    def submit(self, coroutine: Coroutine[Any, Any, None]) -> Awaitable[None]:
-        assert self._loop is not None
-        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
-
-    def stop(self) -> None:
-        """End the loop; tasks that cannot be cancelled within a second are left behind."""
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
-            return
-
-        async def cancel_all() -> None:
-            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                _, pending = await asyncio.wait(tasks, timeout=1.0)
-                for task in pending:
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-            await loop.shutdown_asyncgens()
-
-        with contextlib.suppress(Exception):
-            asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(2.0)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(2.0)
-        if not thread.is_alive():
-            loop.close()
-        self._loop = self._thread = None
 
 
 def _in_thread(function: Callable[[], None], name: str) -> Awaitable[None]:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import secrets
-import threading
 import urllib.parse
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from agl.errors import ConfigError, GatewayError
 from agl.mdp.spans import Span
 from agl.tracing.inferred import SpanInference
 from agl.trainer.gateway.errors import RequestError
+from agl.trainer.http.aio import LoopThread
 from agl.trainer.http.browsers import is_loopback
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits
@@ -93,7 +93,7 @@ class LLMProxy:
         self.update_model_list(model_list or [])
         self._secret = secrets.token_urlsafe(24)
         self._limits = Limits.of_environment()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: LoopThread | None = None
         self._server: HttpServer | None = None
         self._attempts: dict[tuple[str, str], tuple[_Forwarder, Starlette]] = {}
 
@@ -169,12 +169,11 @@ class LLMProxy:
             self._serve, error=GatewayError, host=args.host or "127.0.0.1", port=args.port or 0, limits=self._limits
         )
         # On a separate loop: an agent in this process may block the caller's while it waits for its answer.
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="agl-llm-proxy", daemon=True).start()
+        self._loop = LoopThread("agl-llm-proxy")
         try:
             await self._on_loop(server.start())
         except BaseException:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.stop()
             raise
         self._server, args.port = server, server.port
         set_active_llm_proxy(self)
@@ -187,7 +186,7 @@ class LLMProxy:
                 await self._on_loop(forwarder.close())
             self._attempts.clear()
             await self._on_loop(server.stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._loop.stop)
 
     async def restart(self, *, _port: int | None = None) -> None:
         """Stop, and listen again."""
@@ -198,7 +197,7 @@ class LLMProxy:
 
     async def _on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
         assert self._loop is not None
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._loop.submit(work))
 
     # -- requests -----------------------------------------------------------------------------------------------------
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:

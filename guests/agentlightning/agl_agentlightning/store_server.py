@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from agl.errors import ConfigError, StoreError
+from agl.trainer.http.aio import LoopThread
 from agl_agentlightning.lightning_store import _SERVER, LightningStore, LightningStoreClient, _Delegate
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class LightningStoreServer(_Delegate):
         if self.launcher_args.launch_mode == "mp":
             raise ValueError("The store does not support zero-copy. `agl store` serves one from a process of its own.")
         self.server_launcher = PythonServerLauncher(None, self.launcher_args)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: LoopThread | None = None
         self._server: StoreServer | None = None
         self._url_of_server: str | None = None
         self._process = os.getpid()
@@ -145,12 +145,11 @@ class LightningStoreServer(_Delegate):
             _SERVER, {"name": type(self.store).__name__, "opened_at": self.store._opened_at}
         )
         # On a separate loop: a client in this process may block the caller's while it connects.
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="agl-store-server", daemon=True).start()
+        self._loop = LoopThread("agl-store-server")
         try:
             await self._on_loop(server.start())
         except BaseException as error:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.stop()
             if not isinstance(error, StoreError):
                 raise
             reason = error.message[:1].lower() + error.message[1:].replace("Address already", "address already")
@@ -174,8 +173,8 @@ class LightningStoreServer(_Delegate):
         server, self._server, self._url_of_server = self._server, None, None
         if server is not None and self._loop is not None:
             await self._on_loop(server.stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._loop.stop)
 
     async def _on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
         assert self._loop is not None
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(self._loop.submit(work))
