@@ -1,4 +1,4 @@
-"""Keeps web pages of others away from a server on this machine, as ASGI middleware in front of every application.
+"""ASGI middleware in front of every application that refuses requests of other sites' web pages.
 
 A page whose name its owner points at 127.0.0.1 (DNS rebinding) is of the server's own origin to a browser, and only
 the `Host` header shows it. Other pages' requests say `Sec-Fetch-Site: cross-site`.
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agl.trainer.http.limits import Refused
 
 HOSTS_VARIABLE = "AGL_ALLOWED_HOSTS"
-"""The variable with further names of a server on loopback, divided by commas, such as a reverse proxy passes on."""
+"""The variable with further names of a server on loopback, separated by commas, such as a reverse proxy's."""
 _LOCAL_NAMES = frozenset({"localhost", "host.docker.internal", "host.containers.internal"})
 """Names of this machine that no DNS server of others can answer for."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:\d*)?")

@@ -1,7 +1,7 @@
-"""Keys of servers that got none: made at each start, and found by this user's programs on this machine.
+"""Keys of servers that were given none: made at each start, and found by this user's programs on this machine.
 
-A key is in a file of mode 0600 in the user's state directory, named after the address that the server listens on. It
-goes when the server does.
+A key is kept in a file of mode 0600 in the user's state directory, named after the server's address, until the server
+stops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`agl.Memory`: entries by namespace and key, found by their texts; what agents remember for later rollouts.
+"""`agl.Memory`: what agents remember for later rollouts, as entries with namespace, key and searchable text.
 
 Invariant: inside a rollout it reads the version that was there when the step began, and changes nothing at once.
 """

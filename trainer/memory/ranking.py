@@ -1,4 +1,4 @@
-"""Which entries of one version of a memory are found, and which are kept: pure functions of its entries."""
+"""Which entries of a memory's version a search finds and which are kept, as pure functions of the entries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Rank(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """A weighted sum. Without relevance it is what a memory keeps its entries by.
+    """A weighted sum. Without relevance it decides which entries a memory keeps.
 
     Attributes:
         relevance: weight of how well the text fits the query, in [0, 1]: its full-text rank as a share of the best

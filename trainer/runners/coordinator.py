@@ -52,7 +52,7 @@ CHECK_SECONDS = 0.5
 _REFUSAL_SECONDS = 0.5
 """How long the answer to a worker that gets no lease is delayed."""
 GRACE_SECONDS = 5.0
-"""How long after its limit an attempt has to report by itself that it timed out."""
+"""How long after its limit an attempt may take to report that it timed out."""
 _NOT_BEGUN = "its worker left before it began"
 
 
@@ -166,8 +166,8 @@ class RunCoordinator:
         return lease
 
     def _pause(self, worker_id: str) -> float:
-        """For how many seconds a worker gets no lease: it lost one, or it has not reported yet and has or awaits one,
-        or what others lost waits for those that report."""
+        """Seconds for which a worker gets no lease: it lost one, or it has or awaits one without having reported yet,
+        or rollouts that others lost are kept for proven workers."""
         if self.guard is None or self._is_proven(worker_id):
             return 0.0
         refused = any(worker_id == busy for busy in self._busy_workers()) or any(map(self._is_kept, self._lost))
@@ -367,8 +367,8 @@ class RunCoordinator:
                         log.warning("rollout %s attempt %d cannot be given up yet: %s", *entry.lease.id, failure)
 
     def _stalled(self) -> Iterator[tuple[_OpenLease, RolloutError]]:
-        """The attempts that are taken from workers that have never reported, and why: the oldest ones, no more than
-        workers that have reported wait for work."""
+        """Attempts to take from workers that have never reported, oldest first, with the reason: at most as many as
+        proven workers wait for work."""
         guard = self.guard
         if guard is None or any(map(self._is_kept, self._lost)):
             return
@@ -536,7 +536,7 @@ def _overdue(entry: _OpenLease, silent_seconds: float | None, guard: LeaseGuard 
     if silent is not None and now - entry.last_heartbeat > silent:
         return RolloutError(
             f"its runner {entry.worker_id!r} has not been heard of for {now - entry.last_heartbeat:.0f} s",
-            hint="it died, or lost its connection; another runner runs the rollout again",
+            hint="it died or lost its connection; another runner runs the rollout again",
             **where,
         )
     return None

@@ -1,6 +1,6 @@
-"""Which workers have shown that they work. The others cannot hold a run up by taking work and not doing it.
+"""Tracks which workers have reported; the others cannot hold up a run by leasing rollouts and not running them.
 
-Whoever has the runner key can lease under any name, so a worker that has reported counts more than one that has not.
+Anyone with the runner key can lease under any name, so a worker that has reported takes precedence.
 """
 
 from __future__ import annotations

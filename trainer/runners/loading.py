@@ -1,4 +1,4 @@
-"""Loads what a command line names: agents and reward functions in Python files and modules, and commands as agents."""
+"""Loads what a command line names: agents and rewards in Python files and modules, and commands as agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""N workers in this process, which lease rollouts from a coordinator and execute them one after another."""
+"""N workers in this process that lease rollouts from a coordinator and execute them one after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which store is meant where none is named: that of the newest run to read, the default one to write."""
+"""Finds the store if none is named: the newest run's for reading, the default one for writing."""
 
 from __future__ import annotations
 

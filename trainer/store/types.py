@@ -1,4 +1,4 @@
-"""What a store holds: rollouts and their attempts, training records, runs, metrics and memories."""
+"""The data of a store: rollouts and their attempts, training records, runs, metrics and memories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An estimator for verl that uses the advantages which come with the rows, so that credit reaches the loss.
+"""An estimator for verl that reads the advantages stored with the rows, so that credit reaches the loss.
 
 verl passes an estimator the rewards of padded rows and a label per row. Our label is the row's key, by which the
 advantages are read from TransferQueue: exact, per call, and available after a resume.

@@ -1,4 +1,4 @@
-"""verl's agent-loop manager, replaced: it passes prompts to the run, whose runners execute the agent.
+"""Replaces verl's agent-loop manager: it passes prompts to the run, and the run's runners execute the agent.
 
 It lives in the process of verl's trainer. The run lives in the process that called `fit`; it answers by putting rows
 into TransferQueue, as verl's own workers do. Nothing comes back through this module.

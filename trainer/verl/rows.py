@@ -1,4 +1,4 @@
-"""Makes verl's training rows of a group's trajectories: chains of tokens, each sampled token trained in one of them."""
+"""Turns a group's trajectories into verl's training rows: chains of tokens that train each sampled token once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Chain:
 
 
 def chains(row: TrainingRow, returns: Mapping[str, float]) -> Iterator[Chain]:
-    """Split a row into chains, since verl's attention is plainly causal.
+    """Split a row into chains, since verl's attention is causal.
 
     A row that does not branch is one chain. Of a row that branches, each leaf's path is a chain; tokens that several
     paths share are trained in the first of them alone, with the ancestors that they have in the row.

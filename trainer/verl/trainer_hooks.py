@@ -1,4 +1,4 @@
-"""verl's own V1 trainer with what we add at its hooks: a weight check per update, and events to the run.
+"""verl's V1 trainer with two additions at its hooks: a weight check per update, and events to the run.
 
 Imports verl; only the process of verl's trainer imports this module.
 """

@@ -1,4 +1,4 @@
-"""Checks after every update that the servers sample from the weights that were just trained."""
+"""Checks after every update that the servers sample from the new weights."""
 
 from __future__ import annotations
 

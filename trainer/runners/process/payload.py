@@ -1,4 +1,4 @@
-"""What travels to worker processes: the agent, its tracers, hooks, selection and resources, pickled or named.
+"""What worker processes receive: the agent, its tracers, hooks, selection and resources, pickled or named.
 
 Functions and classes of `__main__`, of notebooks and of files that a command line named travel by value (cloudpickle),
 so no script needs an import guard; those of modules travel by name, and `sys.path` travels with them.

@@ -1,4 +1,4 @@
-"""The run's side of runners on other machines, which people start: reports when none of them is heard of."""
+"""The run's side of runners that people start on other machines: reports when none of them sends requests."""
 
 from __future__ import annotations
 

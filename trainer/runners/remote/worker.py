@@ -1,4 +1,4 @@
-"""The worker's side of remote rollouts: executes one agent's rollouts for a server, until it is stopped."""
+"""The worker's side of remote rollouts: executes one agent's rollouts for a server until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's methods as HTTP requests: which they are, which of them wait, and which a runner may call."""
+"""The store's methods as HTTP requests: all methods, those that wait, and those that a runner may call."""
 
 from __future__ import annotations
 

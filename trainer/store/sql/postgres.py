@@ -216,7 +216,7 @@ class _Listener:
                     if self._receive(connection):
                         break
             except (exc.DBAPIError, self._postgres.Error):
-                # Waiting callers look by themselves now and then, and get an error with details.
+                # Waiting callers look now and then anyway, and get an error with details.
                 pass
             if select.select([self._thread_end], [], [], pause * random.uniform(0.5, 1.5))[0]:
                 break

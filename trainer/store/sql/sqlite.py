@@ -52,7 +52,7 @@ class Sqlite:
     # Takes the write lock at once: a transaction that reads first cannot upgrade after another process's write.
     begin_write = "BEGIN IMMEDIATE"
     begin_schema: Sequence[str] = (begin_write,)
-    not_a_store_hint = "name another file; a new one is created by itself"
+    not_a_store_hint = "name another file; a new one is created automatically"
 
     def __init__(self, path: str) -> None:
         self.url = path
@@ -143,7 +143,7 @@ class _Watch:
                 try:
                     version = connection.execute("PRAGMA data_version").fetchone()[0]
                 except sqlite3.Error:
-                    # Waiting callers look by themselves now and then, and get an error with details.
+                    # Waiting callers look now and then anyway, and get an error with details.
                     continue
                 if version != seen:
                     seen = version

@@ -1,4 +1,4 @@
-"""One statement for many values: what SQLAlchemy's `execute` leaves to its callers."""
+"""Runs one statement with many values."""
 
 from __future__ import annotations
 

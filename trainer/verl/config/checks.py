@@ -1,6 +1,6 @@
-"""Refuses what would be ignored of a verl config: by verl itself, or because agents and rewards come from agl.
+"""Refuses settings of a verl config without effect, in verl itself or because agents and rewards come from agl.
 
-Some of it is refused on the cluster and on this machine alike: `SHARED`. What this machine alone refuses is in `local`.
+The cluster and this machine both refuse what is in `SHARED`; what this machine refuses in addition is in `local`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NOT_ESTIMATORS: Mapping[str, str] = {
     "use 'rloo'",
     "gdpo": "it reads its rewards from verl's reward functions, and the agent's rewards are used; "
     "use 'grpo', with rewards by name added up by the credit rule",
-    "grpo_vectorized": "it is 'grpo', which agl computes for every call; use 'grpo'",
-    "rloo_vectorized": "it is 'rloo', which agl computes for every call; use 'rloo'",
+    "grpo_vectorized": "agl computes 'grpo' per call; use 'grpo'",
+    "rloo_vectorized": "agl computes 'rloo' per call; use 'rloo'",
     "optimal_token_baseline": "verl's V1 trainer does not pass on the sums that it needs; use 'grpo' or 'rloo'",
     "tir_optimal_token_baseline": "verl's V1 trainer does not pass on the sums that it needs; use 'grpo' or 'rloo'",
 }
@@ -72,13 +72,13 @@ SHARED: Mapping[str, Supported] = {
     "trainer.resume_mode": (("auto", "disable"), _RESUME),
     "trainer.resume_from_path": ((None, False), _RESUME),
 }
-"""What both the cluster and this machine refuse: dotted key -> supported values."""
+"""Settings that both the cluster and this machine restrict: dotted key -> supported values."""
 
 SHARED_UNUSED = (
     "agentlightning.*", "data.train_files", "data.val_files", "data.val_batch_size", "data.*_key", "data.return_*",
     "reward_model.*", "trainer.default_local_dir",
 )  # fmt: skip
-"""Keys without an effect on either."""
+"""Keys that have no effect on either."""
 
 SUPPORTED: Mapping[str, Supported] = {
     **SHARED,
@@ -88,7 +88,7 @@ SUPPORTED: Mapping[str, Supported] = {
     "critic.enable": ((None, False), "a critic comes with algorithm.adv_estimator='gae', and with no other"),
     "custom_reward_function.*": ((None,), _OWN_REWARD),
     "data.custom_cls.*": ((None,), _OWN_TASKS),
-    "data.filter_overlong_prompts": ((False,), "a task is no prompt yet: a call whose prompt is too long is refused"),
+    "data.filter_overlong_prompts": ((False,), "tasks are not prompts yet; a call whose prompt is too long is refused"),
     "data.*_max_samples": ((-1,), f"{_OWN_TASKS}: give fewer"),
     "data.tokenizer": ((None,), "the tokenizer is the model's"),
     "data.apply_chat_template_kwargs.*": ((), _RENDERED),
@@ -99,7 +99,7 @@ SUPPORTED: Mapping[str, Supported] = {
     "reward.sandbox_fusion.*": ((), _OWN_REWARD),
     "reward_model.*": ((None, False, "naive"), _OWN_REWARD),
     "sandbox_fusion.*": ((None,), _OWN_REWARD),
-    "skip.*": ((), "rollouts are always the agent's, never a recording of earlier ones"),
+    "skip.*": ((), "rollouts always run the agent; earlier ones are never replayed"),
     f"{MODEL}.custom_chat_template": ((None,), _RENDERED),
     f"{MODEL}.tokenizer_path": ((None,), "the tokenizer is the model's"),
     f"{ACTOR}.rollout_n": ((), f"set {ROLLOUT}.n"),
@@ -124,7 +124,7 @@ SUPPORTED: Mapping[str, Supported] = {
     f"{ROLLOUT}.over_sample_rate": ((0,), "verl's SGLang alone reads it"),
     f"{ROLLOUT}.prompt_length": ((), "set data.max_prompt_length"),
     f"{ROLLOUT}.response_length": ((), "set data.max_response_length"),
-    f"{ROLLOUT}.multi_turn.format": (("hermes",), "the gateway reads tool calls as the model's renderer says"),
+    f"{ROLLOUT}.multi_turn.format": (("hermes",), "the model's renderer determines how the gateway reads tool calls"),
     f"{ROLLOUT}.multi_turn.*": ((None, False), _OWN_TURNS),
     f"{ROLLOUT}.agent.agent_loop_manager_class": ((None,), _MANAGER),
     f"{ROLLOUT}.agent.default_agent_loop": (("single_turn_agent",), _OWN_TURNS),
@@ -133,7 +133,7 @@ SUPPORTED: Mapping[str, Supported] = {
     f"{ROLLOUT}.trace.*": ((None, False), "agl traces every rollout: see agl.explain and `agl export`"),
     f"{ROLLOUT}.engine_kwargs.vllm.*": (None, ""),
     f"{ROLLOUT}.engine_kwargs.*": ((), "the cluster samples with vLLM: use engine_kwargs.vllm"),
-    "trainer.use_v1": ((True,), "verl's older trainer is going away, and the bridge does not know it"),
+    "trainer.use_v1": ((True,), "the bridge supports verl's V1 trainer only"),
     "trainer.esi_redundant_time": ((0,), "verl's V1 trainer ignores it: set trainer.save_freq"),
 }  # fmt: skip
 """Dotted key, or a pattern of keys -> supported values; verl's default is always one of them."""
@@ -275,7 +275,7 @@ def _check_choices(plan: Plan, get: Get) -> None:
         )
     if plan.adv_estimator in (*PER_CALL, "grpo_passk") and plan.group_size < 2:
         raise ConfigError(
-            f"{ROLLOUT}.n={plan.group_size}, so no rollout has another to be compared with",
+            f"{ROLLOUT}.n={plan.group_size}, so there is nothing to compare a rollout with",
             hint="use at least 2; 8 is usual",
         )
     if plan.adv_estimator in PER_CALL and get("algorithm.use_kl_in_reward"):
@@ -291,7 +291,7 @@ def _check_choices(plan: Plan, get: Get) -> None:
     beta = get(f"{ACTOR}.policy_loss.dro_beta")
     if plan.policy_loss == "dro" and not (beta and beta > 0):
         raise ConfigError(
-            f"the loss 'dro' needs {ACTOR}.policy_loss.dro_beta above 0", hint="it weighs the squared log-ratio"
+            f"the loss 'dro' needs {ACTOR}.policy_loss.dro_beta above 0", hint="it weights the squared log-ratio"
         )
     bypass = get(f"{_CORRECTION}.bypass_mode")
     if bypass and plan.policy_loss not in ("vanilla", "bypass_mode"):
@@ -309,7 +309,7 @@ def _check_sizes(plan: Plan, get: Get) -> None:
     gpus = plan.gpus * plan.nodes
     if gpus < 1:
         raise ConfigError(
-            f"trainer.n_gpus_per_node={plan.gpus} and trainer.nnodes={plan.nodes} make no process that trains",
+            f"trainer.n_gpus_per_node={plan.gpus} and trainer.nnodes={plan.nodes} leave no process to train",
             hint="use 1 of each",
         )
     parallel = plan.settings.get(f"{ROLLOUT}.tensor_model_parallel_size", 1)
@@ -328,7 +328,7 @@ def _check_sizes(plan: Plan, get: Get) -> None:
     rows = plan.mini_batch_size * plan.group_size
     if rows % gpus:
         raise ConfigError(
-            f"a mini-batch of {plan.mini_batch_size} tasks with {plan.group_size} rollouts each cannot be dealt out to "
+            f"a mini-batch of {plan.mini_batch_size} tasks with {plan.group_size} rollouts each cannot be split over "
             f"{gpus} GPUs",
             hint=f"choose {ACTOR}.ppo_mini_batch_size * {ROLLOUT}.n as a multiple of the GPUs that train",
         )

@@ -1,6 +1,6 @@
-"""Derives what a config leaves out although one value is plainly right, each with the reason.
+"""Fills in settings that a config leaves out and that have one right value, each with the reason.
 
-The rest stays verl's default.
+All others keep verl's default.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _flash_attention(plan: Plan) -> bool:
 _ONE_ROLLOUT_ENGINE = "verl has no default, and the cluster samples with vLLM"
 _DYNAMIC = "verl has no default; rows of agents differ in length, so tokens fill a GPU better than a number of rows"
 _LONGEST = "a row that is longer than a micro-batch cannot be placed"
-_AS_ACTOR = "verl has no default; what fits one pass fits the other, or nearly"
+_AS_ACTOR = "verl has no default; what fits one pass nearly fits the other"
 _NO_FLASH = "verl's default needs flash-attn, which is not installed"
 _V0 = "verl's V1 trainer reads the correction from the loss alone; its V0 trainer copied it there"
 
@@ -83,7 +83,7 @@ DEFAULTS: tuple[Default, ...] = (
     Default("critic.ppo_micro_batch_size_per_gpu", _micro, _AS_ACTOR),
     Default("critic.ppo_max_token_len_per_gpu", lambda p, get: max(2 * TOKENS_PER_GPU, p.max_context), _LONGEST),
     Default("critic.model.path", lambda p, get: p.model if p.adv_estimator == "gae" else None,
-            "verl's default is a model of its own example"),
+            "verl's default is the model of its example"),
     Default("critic.enable", lambda p, get: None if p.adv_estimator == "gae" else False,
             "verl warns where it has to guess"),
     Default("critic.strategy", lambda p, get: get(f"{ACTOR}.strategy") if p.adv_estimator == "gae" else None,
@@ -163,7 +163,7 @@ def _per_gpu(plan: Plan) -> dict[str, Any]:
         elif value is not None and MICRO[key] not in plan.settings:
             if not isinstance(value, int) or value % gpus:
                 raise ConfigError(
-                    f"{key}={value!r} rows cannot be dealt out to {gpus} GPUs", hint=f"give {MICRO[key]}, rows of one"
+                    f"{key}={value!r} rows cannot be split over {gpus} GPUs", hint=f"give {MICRO[key]}, rows of one"
                 )
             values[MICRO[key]] = value // gpus
     if all(values.get(key) is None for key in MICRO.values()):

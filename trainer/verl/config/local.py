@@ -1,4 +1,4 @@
-"""A plan as GRPO on this machine: which of verl's keys mean the same there, and the algorithm that they make."""
+"""A plan as GRPO on this machine: the keys of verl that mean the same here, and the algorithm they define."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LAYOUT: tuple[str, ...] = (
     "trainer.balance_batch", "trainer.max_*_ckpt_to_keep", "trainer.ray_wait_register_center_timeout", "ray_kwargs.*",
     "trainer.use_v1", "trainer.v1.*", "data.dataloader_num_workers", "data.*_workers",
 )  # fmt: skip
-"""Where the work is done, how fast and in how much memory: this changes no result, and one machine decides it alone."""
+"""Placement, speed and memory: these keys change no result, and this machine chooses for itself."""
 
 UNUSED: tuple[str, ...] = (
     *SHARED_UNUSED, "critic.*", "algorithm.gamma", "algorithm.lam", "algorithm.kl_*", "reward.*",

@@ -1,4 +1,4 @@
-"""What a verl config asks for, as numbers under our own names: the one thing that both ways to train it read."""
+"""The numbers of a verl config under agl's names. The cluster and this machine both train from them."""
 
 from __future__ import annotations
 
