@@ -230,7 +230,21 @@ class LitAgent:
         Raises:
             ConfigError: neither form is overridden.
         """
-        return _from_class(self)
+        cls, tracers = type(self), (ImportedFrameworks(),)
+
+        def overrides(*names: str) -> bool:
+            return any(getattr(cls, n) is not getattr(LitAgent, n) for n in names)
+
+        name = self.name or cls.__name__
+        is_async = overrides("rollout_async", "training_rollout_async", "validation_rollout_async")
+        if not is_async and not overrides("rollout", "training_rollout", "validation_rollout"):
+            raise ConfigError(f"{cls.__name__} overrides neither rollout nor rollout_async", hint="define one of them")
+
+        def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Any:
+            mode = "validation" if info.mode == "val" else "training"
+            return getattr(self, f"{mode}_rollout{'_async' if is_async else ''}")(task, resources, info)
+
+        return Agent(name, _outcome_of(run, is_async), is_async, tracers)
 
     def rollout(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
         raise NotImplementedError
@@ -249,24 +263,6 @@ class LitAgent:
 
     async def validation_rollout_async(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
         return await self.rollout_async(task, resources, rollout)
-
-
-def _from_class(instance: LitAgent) -> Agent:
-    cls, tracers = type(instance), (ImportedFrameworks(),)
-
-    def overrides(*names: str) -> bool:
-        return any(getattr(cls, n) is not getattr(LitAgent, n) for n in names)
-
-    name = instance.name or cls.__name__
-    is_async = overrides("rollout_async", "training_rollout_async", "validation_rollout_async")
-    if not is_async and not overrides("rollout", "training_rollout", "validation_rollout"):
-        raise ConfigError(f"{cls.__name__} overrides neither rollout nor rollout_async", hint="define one of them")
-
-    def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Any:
-        mode = "validation" if info.mode == "val" else "training"
-        return getattr(instance, f"{mode}_rollout{'_async' if is_async else ''}")(task, resources, info)
-
-    return Agent(name, _outcome_of(run, is_async), is_async, tracers)
 
 
 def as_agent(value: Any) -> Agent:

@@ -23,7 +23,6 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from agl import semconv
@@ -64,21 +63,6 @@ _TRACEPARENT = "x-agl-traceparent"
 """A copy of our `traceparent`: anthropic 2 and instrumented HTTP clients replace the real one where the user traces."""
 
 
-@dataclass(frozen=True)
-class _Patch:
-    """A class with a replaced `request`.
-
-    Attributes:
-        cls: the client class.
-        original: the method in its namespace; None if it was inherited.
-        replacement: our method.
-    """
-
-    cls: Any
-    original: Any
-    replacement: Callable[..., Any]
-
-
 class Observer(Protocol):
     """Makes the span of a request that no framework's `chat` span encloses."""
 
@@ -93,7 +77,8 @@ class Observer(Protocol):
 
 _lock = threading.Lock()
 _installs = 0
-_patches: list[_Patch] = []
+_patches: list[tuple[Any, Any, Callable[..., Any]]] = []
+"""(client class, the `request` in its namespace, or None if it was inherited, and ours)."""
 _observers: dict[str, Observer] = {}
 _sync_clients: dict[str, Any] = {}
 _async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
@@ -117,8 +102,9 @@ def install() -> None:
         for sdk, module in modules.items():
             for name in _SDKS[sdk]:
                 cls = getattr(module, name)
-                if not any(p.cls is cls for p in _patches):
-                    _patches.append(_patch(sdk, cls, is_async=name.startswith("Async")))
+                if not any(patched is cls for patched, _, _ in _patches):
+                    original = vars(cls).get("request")
+                    _patches.append((cls, original, _patch(sdk, cls, is_async=name.startswith("Async"))))
 
 
 def uninstall() -> None:
@@ -131,13 +117,14 @@ def uninstall() -> None:
         if _installs:
             return
         for patch in list(_patches):
-            if patch.cls.__dict__.get("request") is not patch.replacement:
+            cls, original, replacement = patch
+            if vars(cls).get("request") is not replacement:
                 # Another library patched the class after us. Restoring would remove its patch; ours stays, idle.
                 continue
-            if patch.original is None:
-                del patch.cls.request
+            if original is None:
+                del cls.request
             else:
-                patch.cls.request = patch.original
+                cls.request = original
             _patches.remove(patch)
         for client in _sync_clients.values():
             client.close()
@@ -153,8 +140,7 @@ def observe(sdk: str, observer: Observer | None) -> None:
         _observers[sdk] = observer
 
 
-def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
-    original = cls.__dict__.get("request")
+def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
     inherited = cls.request
     if is_async:
 
@@ -170,7 +156,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
                 return call.end(result)
 
         cls.request = request_async
-        return _Patch(cls, original, request_async)
+        return request_async
 
     @functools.wraps(inherited)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -184,7 +170,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> _Patch:
             return call.end(result)
 
     cls.request = request
-    return _Patch(cls, original, request)
+    return request
 
 
 def _routed(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RoutedRequest | None:

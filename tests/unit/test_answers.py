@@ -37,7 +37,7 @@ MESSAGES = [
     {"type": "message_stop"},
 ]  # fmt: skip
 RESPONSE = {
-    "id": "c", "model": "m", "status": "tool_calls", "usage": {"input_tokens": 5, "output_tokens": 2},
+    "id": "c", "model": "m", "status": "completed", "usage": {"input_tokens": 5, "output_tokens": 2},
     "output": [
         {"type": "message", "content": [{"type": "output_text", "text": "so"}]},
         {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'},

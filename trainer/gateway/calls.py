@@ -138,9 +138,12 @@ def assistant_message(
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     if ids:
+        # A name may hold half of a surrogate pair, too.
+        names = [call.name.encode(errors="replace").decode() for call in parsed.tool_calls]
+        texts = [_json_text(call.arguments) for call in parsed.tool_calls]
         message["tool_calls"] = [
-            {"id": i, "type": "function", "function": {"name": _text(c.name), "arguments": _json_text(c.arguments)}}
-            for i, c in zip(ids, parsed.tool_calls, strict=True)
+            {"id": i, "type": "function", "function": {"name": name, "arguments": text}}
+            for i, name, text in zip(ids, names, texts, strict=True)
         ]
     elif message["content"] is None:
         message["content"] = ""
@@ -191,16 +194,8 @@ def request_record(
 
 def _json_text(text: str) -> str:
     """A model can write half a surrogate pair as an escape, which JSON text can hold and UTF-8 cannot."""
-    return text if text.isascii() or _encodable(text) else json.dumps(json.loads(text))
-
-
-def _text(text: str) -> str:
-    return text if _encodable(text) else text.encode(errors="replace").decode()
-
-
-def _encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return json.dumps(json.loads(text))
+    return text
