@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agl.errors import ConfigError
-from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.source import Rows, Sample, Source
@@ -122,9 +121,14 @@ class Distill(LocalTraining):
         worth = worth_of_chosen(sample.results, everything, "its agent is not trained")
         rows = await LocalTraining.rows(self, training, worth, step)
         names = list(rows)
-        judged = dict(
-            zip(names, await asyncio.gather(*(_judge(training.teachers[n], rows[n]) for n in names)), strict=True)
-        )
+        of_teachers = await asyncio.gather(*(training.teachers[name].logprobs(rows[name]) for name in names))
+        judged = {
+            name: [
+                replace(row, advantages=np.where(row.action_mask, x - row.logprobs, np.float32(0)))
+                for row, x in zip(rows[name], logprobs, strict=True)
+            ]
+            for name, logprobs in zip(names, of_teachers, strict=True)
+        }
         of_calls, facts = dict[str, float](), dict[str, float]()
         for name, policy_rows in judged.items():
             for row in policy_rows:
@@ -149,12 +153,3 @@ class _Judged(StepAdvantages):
     """With the step's rows, each of whose tokens has an advantage of its own."""
 
     rows: Rows
-
-
-async def _judge(teacher: Teacher, rows: list[TrainingRow]) -> list[TrainingRow]:
-    """The rows, with the teacher's log-probs less those of the sampler as advantages."""
-    logprobs = await teacher.logprobs(rows)
-    return [
-        replace(row, advantages=np.where(row.action_mask, x - row.logprobs, np.float32(0)))
-        for row, x in zip(rows, logprobs, strict=True)
-    ]

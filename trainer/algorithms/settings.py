@@ -114,13 +114,15 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
 
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
         """The settings of the policy process: fields of the same name are passed on, the others are derived."""
-        learner = _common(self, LearnerConfig) | {
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        learner = {f.name: values[f.name] for f in fields(LearnerConfig) if f.name in values} | {
             "total_steps": steps if self.schedule == "linear" else None,
             "loss_scale_factor": float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
             "seed": seed,
             **self._learner_settings(),
         }
-        return PolicySpec(**_common(self, PolicySpec) | {"seed": seed, "learner": LearnerConfig(**learner)})
+        shared = {f.name: values[f.name] for f in fields(PolicySpec) if f.name in values}
+        return PolicySpec(**shared, seed=seed, learner=LearnerConfig(**learner))
 
     def _learner_settings(self) -> dict[str, Any]:
         """Fields of the learner's settings that have other names here."""
@@ -205,9 +207,3 @@ class PolicyGradientSettings(Loss, TrainingSettings):
 def _require_known(name: str, value: Any, kind: Any) -> None:
     if value not in get_args(kind):
         raise ConfigError(f"{name}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
-
-
-def _common(source: TrainingSettings, target: type[LearnerConfig | PolicySpec]) -> dict[str, Any]:
-    """The values of the fields that both have."""
-    names = {f.name for f in fields(source)} & {f.name for f in fields(target)}
-    return {name: getattr(source, name) for name in names}

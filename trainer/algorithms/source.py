@@ -61,7 +61,8 @@ class Source:
         """
         require_tasks(run.train, "the training dataset")
         batches = Batches(run.train, batch_size or len(run.train), run.seed)
-        return cls(batches, steps or _steps(settings, batches), group_size, max_staleness)
+        steps = steps or settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
+        return cls(batches, steps, group_size, max_staleness)
 
     @classmethod
     def of_recorded(
@@ -81,7 +82,8 @@ class Source:
         for trajectory in chosen.trajectories:
             units.setdefault(better.get(trajectory.rollout_id, trajectory.rollout_id), []).append(trajectory)
         batches = Batches(list(units.values()), min(batch_size, len(units)), run.seed)
-        return cls(batches, _steps(settings, batches), max_staleness=None, chosen=chosen, pairs=pairs)
+        steps = settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
+        return cls(batches, steps, max_staleness=None, chosen=chosen, pairs=pairs)
 
     @property
     def sampled(self) -> bool:
@@ -100,10 +102,6 @@ class Source:
             for t in of.transitions
         )
         return StepAdvantages(tuple(trajectories), weights, calls, 0, 0, frozenset(), pairs=self.pairs)
-
-
-def _steps(settings: TrainingSettings, batches: Batches) -> int:
-    return settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -12,7 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution
 from typing import Any
@@ -242,7 +242,7 @@ def _unmet(env: Packages, names: Sequence[str], covered: set[tuple[str, str]]) -
                 needs.setdefault(requirement.name, []).append((dependent, requirement.specifier, always))
     for name, by in needs.items():
         version = env.version(name)
-        suits = f'pip install "{name}{_all_of(specifier for _, specifier, _ in by)}"'
+        suits = f'pip install "{name}{functools.reduce(operator.and_, (specifier for _, specifier, _ in by))}"'
         if version is None:
             dependents = [dependent for dependent, _, always in by if always]
             if dependents and not (env.torch_build == "cpu" and name in CUDA_BUILDS):
@@ -273,10 +273,6 @@ def _requirements(env: Packages, name: str) -> Iterator[tuple[str, Requirement, 
         if extra is not None:
             dependent = f"{name}[{extra}]" if extra else name
             yield f"{dependent} {distribution.version}", requirement, not extra
-
-
-def _all_of(specifiers: Iterable[SpecifierSet]) -> SpecifierSet:
-    return functools.reduce(operator.and_, specifiers, SpecifierSet())
 
 
 def _and(words: Sequence[str]) -> str:

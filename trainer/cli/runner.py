@@ -29,7 +29,12 @@ def find_server(url: str | None, key_file: Path | None) -> tuple[str, str | None
             f"--store is {server!r}, not a server's address",
             hint="give that of `agl store`, `agl serve` or a trainer: --store http://127.0.0.1:4747",
         )
-    return server, _key(key_file)
+    if key_file is None:
+        return server, os.environ.get("AGL_RUNNER_KEY")
+    try:
+        return server, key_file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"the key's file cannot be read: {error}", hint="name a readable file") from None
 
 
 def run_runner(agent: Agent, server: str, key: str | None, workers: int, *, quiet: bool) -> dict[str, Any]:
@@ -64,15 +69,6 @@ def run_runner(agent: Agent, server: str, key: str | None, workers: int, *, quie
     if not quiet:
         console.print(f"stopped; {_line(counts, time.monotonic() - started)}")
     return {"server": server, "agent": agent.name, "attempts": dict(counts), "seconds": time.monotonic() - started}
-
-
-def _key(path: Path | None) -> str | None:
-    if path is None:
-        return os.environ.get("AGL_RUNNER_KEY")
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"the key's file cannot be read: {error}", hint="name a readable file") from None
 
 
 def _line(counts: Counter[str], seconds: float) -> str:

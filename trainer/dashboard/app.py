@@ -124,15 +124,10 @@ def _describe(request: Request, error: Exception) -> tuple[dict[str, Any], int]:
     return {"error": views.shown(body["error"])}, status
 
 
-def _file(request: Request) -> Response:
-    files = _files()
-    path = request.path_params["path"]
-    if path not in files:
+def _file(request: Request, path: str | None = None) -> Response:
+    path = path or request.path_params["path"]
+    if path not in _files():
         raise HTTPException(404, "there is no such file")
-    return _static(request, path)
-
-
-def _static(request: Request, path: str) -> Response:
     content, kind, tag = _files()[path]
     headers = {"etag": tag, "cache-control": "no-cache"}
     if request.headers.get("if-none-match") == tag:
@@ -183,7 +178,7 @@ class _Api:
         """The page for browsers; for programs what the guide's dashboard answers."""
         accepted = request.headers.get("accept", "")
         if "application/json" not in accepted or "text/html" in accepted:
-            return _static(request, "index.html")
+            return _file(request, "index.html")
         self._check(request)
         return answer({"status": "running", "metrics": await self.guide_metrics(request), "endpoints": ENDPOINTS})
 
@@ -276,33 +271,30 @@ class _Api:
             "attempts": [views.attempt_json(attempt) for attempt in attempts],
             "attempt": None,
             "pruned": not attempts and rollout.status in ROLLOUT_TERMINAL,
-            "siblings": await self._siblings(store, rollout),
+            "siblings": [summary.rollout.rollout_id for summary in await _group(store, rollout)],
         }
         if not attempts:
             trained = await store.query_trained_calls(rollout.rollout_id)
             return facts | {"trained": [views.trained_json(t) for t in trained]}
-        attempt = _number(request, "attempt", attempts[-1].attempt, least=1)
+        attempt = _number(request, "attempt", None, least=1) or attempts[-1].attempt
         first = _number(request, "call", 0) or 0, _number(request, "token", 0) or 0
-        # Decoding thousands of tokens takes long enough to be felt by whoever else this server serves.
+
+        async def report() -> dict[str, Any]:
+            described = await describe(store, rollout.rollout_id, attempt=attempt)
+            spans = await store.query_spans(rollout.rollout_id, attempt)
+            return views.report_json(described, completed(spans, [call.call for call in described.calls]), first)
+
+        # Decoding thousands of tokens would block this server's other requests.
         async with self._reports:
-            report = await asyncio.to_thread(
-                asyncio.run, _report(store, rollout.rollout_id, attempt or attempts[-1].attempt, first)
-            )
-        return {**facts, "attempt": attempt, **report}
+            return {**facts, "attempt": attempt, **await asyncio.to_thread(asyncio.run, report())}
 
     async def group(self, request: Request) -> Any:
         """The rollouts of this one's group."""
         store = await self._store(request)
         rollout = await store.get_rollout(_id(request.path_params["rollout"]))
-        if rollout.run_id is None or rollout.step is None:
+        if not (summaries := await _group(store, rollout)):
             raise StoreError("the rollout belongs to no step of a run", rollout=rollout.rollout_id)
-        summaries = await _group(store, rollout)
         return {"group": printable(rollout.group), "rollouts": [views.summary_json(summary) for summary in summaries]}
-
-    async def _siblings(self, store: Store, rollout: Rollout) -> list[str]:
-        if rollout.run_id is None or rollout.step is None:
-            return []
-        return [summary.rollout.rollout_id for summary in await _group(store, rollout)]
 
     # -- more -----------------------------------------------------------------------------------------------------
     async def runners(self, request: Request) -> Any:
@@ -400,17 +392,12 @@ async def _find_run(store: Runs, run_id: str) -> TrainingRun:
 
 
 async def _group(store: Runs, rollout: Rollout) -> list[RolloutSummary]:
-    assert rollout.run_id is not None
-    assert rollout.step is not None
+    """The rollouts of its group; none where it belongs to no step of a run."""
+    if rollout.run_id is None or rollout.step is None:
+        return []
     return await store.query_step(
         rollout.run_id, rollout.step, mode=rollout.mode, group=rollout.group, limit=MOST_ROLLOUTS
     )
-
-
-async def _report(store: Store, rollout_id: str, attempt: int, first: tuple[int, int]) -> dict[str, Any]:
-    report = await describe(store, rollout_id, attempt=attempt)
-    spans = completed(await store.query_spans(rollout_id, attempt), [call.call for call in report.calls])
-    return views.report_json(report, spans, first)
 
 
 async def _agents(store: Runs, run: TrainingRun) -> list[dict[str, Any]]:

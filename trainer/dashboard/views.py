@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 
 from agl.mdp.spans import Span
-from agl.mdp.types import Reward
 from agl.texts import printable
 from agl.trainer.report.rollout_report import CallReport, RolloutReport
 from agl.trainer.report.trace_tree import as_json
@@ -159,7 +158,7 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
     agents = sorted({call.call.agent for call in report.calls})
     return {
         "output": None if report.output is None else cut(report.output, TEXT),
-        "rewards": [_reward(reward) for reward in report.rewards],
+        "rewards": [shown(asdict(reward), SHORT_TEXT) for reward in report.rewards],
         "total_reward": report.total_reward,
         "agents": shown(agents, SHORT_TEXT),
         "n_calls": len(report.calls),
@@ -168,7 +167,19 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
         "rows": [shown(asdict(row), SHORT_TEXT) for row in report.rows],
         "tools": shown(list(report.tools)),
         "collected": report.collected,
-        "spans": [_span(span) for span in spans[:MOST_SPANS]],
+        "spans": [
+            shown(
+                {
+                    **as_json(span),
+                    "attributes": {name: _readable(value) for name, value in span.attributes.items()},
+                    "operation": span.operation,
+                    "agent": span.agent,
+                },
+                2_000,
+                SPAN_TEXT,
+            )
+            for span in spans[:MOST_SPANS]
+        ],
         "omitted_spans": max(0, len(spans) - MOST_SPANS),
     }
 
@@ -177,7 +188,7 @@ def _call(report: CallReport, position: int, skipped: int, tokens: Sequence[Any]
     call = report.call
     times = {"position": position, "span_id": call.span_id, "seconds": call.ended_at - call.started_at}
     return shown(report.facts() | times) | {
-        "rewards": [_reward(reward) for reward in report.rewards],
+        "rewards": [shown(asdict(reward), SHORT_TEXT) for reward in report.rewards],
         "first_token": skipped,
         "n_tokens": len(report.tokens),
         # Columns: half the bytes of one object per token.
@@ -188,16 +199,6 @@ def _call(report: CallReport, position: int, skipped: int, tokens: Sequence[Any]
             "trained": [token.trained for token in tokens],
         },
     }
-
-
-def _reward(reward: Reward) -> dict[str, Any]:
-    return shown(asdict(reward), SHORT_TEXT)
-
-
-def _span(span: Span) -> dict[str, Any]:
-    attributes = {name: _readable(value) for name, value in span.attributes.items()}
-    facts = {**as_json(span), "attributes": attributes, "operation": span.operation, "agent": span.agent}
-    return shown(facts, 2_000, SPAN_TEXT)
 
 
 def _readable(value: Any) -> Any:

@@ -144,7 +144,10 @@ def make_policy(
             if induction and layers > 1:
                 set_induction_heads(model)
         else:
-            model = _load_model(start)
+            from transformers import LlamaForCausalLM
+
+            with _no_progress_bar():
+                model = LlamaForCausalLM.from_pretrained(str(start), attn_implementation="eager", local_files_only=True)
         tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
     return PolicyReport(
@@ -191,13 +194,6 @@ def _build_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -
     model = LlamaForCausalLM(config)
     model.set_attn_implementation("eager")
     return model
-
-
-def _load_model(directory: str | Path) -> LlamaForCausalLM:
-    from transformers import LlamaForCausalLM
-
-    with _no_progress_bar():
-        return LlamaForCausalLM.from_pretrained(str(directory), attn_implementation="eager", local_files_only=True)
 
 
 @contextmanager
@@ -273,7 +269,8 @@ def _warm_start(
 
 
 def _step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: _Batch) -> float:
-    with torch.autocast("cpu", torch.bfloat16, enabled=_fast_bfloat16()):
+    # Where the CPU does not multiply bfloat16 natively, autocast is slower than float32.
+    with torch.autocast("cpu", torch.bfloat16, enabled=torch.cpu._is_avx512_bf16_supported()):
         hidden = model.model(
             input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.positions, use_cache=False
         ).last_hidden_state
@@ -284,11 +281,6 @@ def _step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, batch: _Bat
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return loss.item()
-
-
-def _fast_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 natively; where it does not, autocast is slower than float32."""
-    return torch.cpu._is_avx512_bf16_supported()
 
 
 def _batches(

@@ -82,15 +82,11 @@ def arithmetic_tasks(n: int, *, seed: int, split: Split) -> list[Task]:
     Raises:
         ConfigError: a split that does not exist.
     """
-    _check_split(split)
+    if split not in ("train", "heldout"):
+        raise ConfigError(f"there is no split {split!r}", hint="known: heldout, train")
     rng = random.Random(f"{split} {seed}")
     tasks: dict[str, Task] = {}
     while len(tasks) < n:
         task = make_task(*random_problem(rng, split))
         tasks.setdefault(task["question"], task)
     return list(tasks.values())
-
-
-def _check_split(split: str) -> None:
-    if split not in ("train", "heldout"):
-        raise ConfigError(f"there is no split {split!r}", hint="known: heldout, train")

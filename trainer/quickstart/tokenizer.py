@@ -39,7 +39,9 @@ def build_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     single = re.compile("|".join(re.escape(text) for text in SPECIAL_TOKENS + MARKERS))
-    pieces = [piece for text in corpus or _demonstrations() for piece in single.split(text)]
+    rng = random.Random(0)
+    corpus = corpus or (turn.prompt + turn.answer for _ in range(400) for turn in demonstrate(rng, MIXED))
+    pieces = [piece for text in corpus for piece in single.split(text)]
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
         [
@@ -63,8 +65,3 @@ def build_tokenizer(
     )
     tokenizer.chat_template = Path(__file__).with_name("template.jinja").read_text(encoding="utf-8")
     return tokenizer
-
-
-def _demonstrations() -> Iterable[str]:
-    rng = random.Random(0)
-    return (turn.prompt + turn.answer for _ in range(400) for turn in demonstrate(rng, MIXED))

@@ -74,8 +74,9 @@ def check_tasks(tasks: Iterable[Any], path: object, numbers: Iterable[int] | Non
     fields = list(first[0])
     for number, task in zip(lines, tasks, strict=True):
         if not isinstance(task, dict):
+            kinds = {str: "a text", list: "a list", bool: "a boolean", type(None): "null"}
             raise DatasetError(
-                f"line {number} is {_kind(task)}, while line {lines[0]} is an object",
+                f"line {number} is {kinds.get(type(task), 'a number')}, while line {lines[0]} is an object",
                 hint=_EXAMPLE,
                 path=path,
                 line=number,
@@ -94,7 +95,3 @@ def check_tasks(tasks: Iterable[Any], path: object, numbers: Iterable[int] | Non
                     line=number,
                     field=field,
                 )
-
-
-def _kind(value: Any) -> str:
-    return {str: "a text", list: "a list", bool: "a boolean", type(None): "null"}.get(type(value), "a number")

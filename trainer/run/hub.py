@@ -119,7 +119,9 @@ def model_card(repo: str, files: Path, run_directory: Path | None) -> str:
     if saved is not None and run_directory is not None:
         lines += _facts(saved, base if on_hub else base and Path(base).name, files)
         lines += _results(_validations(saved, run_directory))
-        lines += _command(run_directory)
+        with contextlib.suppress(OSError):
+            text = (run_directory / COMMAND_FILE).read_text(encoding="utf-8").strip()
+            lines += ["## Command", "", "```", text, "```", ""]
     return "\n".join([*lines, *_usage(repo, is_adapter, base if on_hub else "BASE_MODEL"), ""])
 
 
@@ -237,12 +239,6 @@ def _results(validations: Sequence[Measured]) -> Iterator[str]:
         interval = "" if v.low is None else f"{v.low:.3f} to {v.high:.3f}"
         yield f"| {v.step} | {v.reward:.3f} | {interval} | {v.tasks or ''} |"
     yield ""
-
-
-def _command(run_directory: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        text = (run_directory / COMMAND_FILE).read_text(encoding="utf-8").strip()
-        yield from ("## Command", "", "```", text, "```", "")
 
 
 def _usage(repo: str, is_adapter: bool, base: str | None) -> Iterator[str]:

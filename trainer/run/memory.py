@@ -88,7 +88,13 @@ class RunMemory:
             return {"snapshot": snapshot, "error": f"{type(error).__name__}: {error}"}
         if self.use.mode == "shuffled":
             hits = _others(hits, [e for e in entries if query.admits(e)], f"{rollout.seed}/{query.text}")
-        return {"snapshot": snapshot, "hits": [_json(hit_of(entry, score)) for entry, score in hits]}
+        return {
+            "snapshot": snapshot,
+            "hits": [
+                {name: getattr(hit, name) for name in hit.__slots__} | {"namespace": list(hit.namespace)}
+                for hit in (hit_of(entry, score) for entry, score in hits)
+            ],
+        }
 
     async def merge(self, results: Sequence[RolloutResult], step: int) -> None:
         """Add what the successful rollouts of a training step have written, in their order, and what they did, for the
@@ -168,10 +174,6 @@ def task_digest(task: Any) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
-
-
-def _json(hit: Any) -> dict[str, Any]:
-    return {name: getattr(hit, name) for name in hit.__slots__} | {"namespace": list(hit.namespace)}
 
 
 def _others(

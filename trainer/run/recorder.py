@@ -106,7 +106,11 @@ class Recorder:
 
 def metrics(entry: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of an entry of the history by name, without its step."""
-    return {name: float(value) for name, value in entry.items() if name != "step" and _is_number(value)}
+    return {
+        name: float(value)
+        for name, value in entry.items()
+        if name != "step" and isinstance(value, numbers.Real) and not isinstance(value, bool)
+    }
 
 
 def _finite(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -150,7 +154,3 @@ def _json_value(value: Any) -> Any:
         case list() | tuple():
             return [_json_value(inner) for inner in value]
     return type(value).__name__
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -50,6 +50,7 @@ class Run:
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
         checkpoint: the last one. policy_paths: the trained policies' directories by name.
         prompts: the texts that a prompt search ended with, by name.
+        history: one dict per step; `record` adds to it.
         recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
         memory: what the agent remembers, made where its rollouts are executed; None for nothing.
     """
@@ -73,15 +74,12 @@ class Run:
     recorder: Recorder = field(default=None)  # type: ignore[assignment]
     callbacks: Callbacks = field(default_factory=Callbacks)
     memory: RunMemory | None = None
+    history: list[dict[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
         if self.recorder is None:
             self.recorder = Recorder(self.store, self.progress, TrainingRun(self.run_id, directory=str(self.directory)))
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """One dict per step; `record` adds to it."""
-        return self.recorder.history
+        self.history = self.recorder.history
 
     async def begin(self, steps: int | None, step: int = 0) -> None:
         """Record that training begins, or goes on after `step` of `steps` steps."""

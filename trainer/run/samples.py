@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agl.mdp.types import Call
 from agl.rewards.trace import message_line
 from agl.trainer.loggers.base import Sample
 from agl.trainer.store.base import Records, Store
@@ -36,6 +35,7 @@ async def step_samples(store: Store, run_id: str, entry: Mapping[str, Any], n: i
 async def _sample(store: Records, summary: RolloutSummary) -> Sample:
     rollout = summary.rollout
     calls = await store.query_calls(rollout.rollout_id, rollout.attempts)
+    messages = [(call.agent, m) for call in calls for m in (*call.request.get("messages", ()), call.response) if m]
     rewards: dict[str, float] = {}
     for reward in summary.rewards:
         rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value
@@ -43,16 +43,11 @@ async def _sample(store: Records, summary: RolloutSummary) -> Sample:
         rollout.rollout_id,
         rollout.mode,
         _cut(json.dumps(rollout.task, ensure_ascii=False, default=str)),
-        _cut("\n".join(line for call in calls for line in _lines(call))),
+        _cut("\n".join(message_line(agent, message) for agent, message in messages)),
         rewards,
         summary.reward,
         summary.advantage,
     )
-
-
-def _lines(call: Call) -> list[str]:
-    messages = [*call.request.get("messages", ()), call.response]
-    return [message_line(call.agent, message) for message in messages if message]
 
 
 def _cut(text: str) -> str:

@@ -21,7 +21,7 @@ from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError, reject_unknown
 from agl.rewards.air import rule_set
 from agl.trainer.http.aio import run_in_thread
-from agl.trainer.loggers.base import Logger, Tracker
+from agl.trainer.loggers.base import Tracker
 from agl.trainer.loggers.choose import as_loggers
 from agl.trainer.loggers.threads import Loggers
 from agl.trainer.report.progress import Progress
@@ -97,7 +97,8 @@ class Result:
 
         names = ("step", "train/reward", "val/reward", "train/dropped_groups", "train/failed_rollouts")
         columns = [name for name in names if any(name in entry for entry in self.history)]
-        rows = [[_shown(entry.get(name)) for name in columns] for entry in self.history[-SHOWN_STEPS:]]
+        values = [[entry.get(name, "") for name in columns] for entry in self.history[-SHOWN_STEPS:]]
+        rows = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row] for row in values]
         paths = [["run", str(self.directory)], *([name, str(path)] for name, path in self.policies.items())]
         parts = [svg_curve(self.history), table(columns, rows), table(["", ""], paths)]
         return styled(f"<p><b>{text(self.run_id)}</b></p>{''.join(parts)}")
@@ -200,14 +201,14 @@ class Trainer:
             AglError: what went wrong, where, and what to do.
             KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
         """
-        train, val = self._tasks(train_dataset, val_dataset)
-        return self._drive(self._prepare(_needed(agent, train, val), resume=resume), train, val)
+        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
+        return self._drive(self._prepare(agent, train, val, resume=resume), train, val)
 
     def dev(self, agent: Any, dataset: Dataset[Any] | Iterable[Any], n_tasks: int = 3) -> Result:
         """A dry run: a few tasks, no update; prints what the trainer would have seen. Arguments as `fit`."""
         tasks = as_tasks(dataset)
         require_tasks(tasks, "the dataset")
-        return self._drive(self._prepare(agent, resume=False, dry=True), tasks, [], dev_tasks=n_tasks)
+        return self._drive(self._prepare(agent, tasks, [], resume=False, dry=True), tasks, [], dev_tasks=n_tasks)
 
     async def fit_async(
         self,
@@ -226,8 +227,8 @@ class Trainer:
             run_id: of the run; None = a new one. serve: makes the gateway reachable; None: a server for this run.
             progress: receives the run's progress; None: as `Trainer(progress=)` says.
         """
-        train, val = self._tasks(train_dataset, val_dataset)
-        launch = self._prepare(_needed(agent, train, val), resume=resume, run_id=run_id, progress=progress)
+        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
+        launch = self._prepare(agent, train, val, resume=resume, run_id=run_id, progress=progress)
         with switched_on(launch.tracers), launch.lock or nullcontext():
             return await self._run(launch, train, val, serve=serve)
 
@@ -256,6 +257,10 @@ class Trainer:
         directory, user_store = launch.directory, None if isinstance(self.store, str) else self.store
         url = repr(user_store) if user_store is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
         store = user_store or await open_store(url)
+        loggers = [
+            logger.for_run(self.project, self.name, directory) if isinstance(logger, Tracker) else logger
+            for logger in (self.loggers if dev_tasks is None else ())
+        ]
         try:
             run = Run(
                 self.config,
@@ -275,7 +280,7 @@ class Trainer:
                     store,
                     launch.progress,
                     self._recorded(launch, len(train), len(val), dev_tasks),
-                    loggers=Loggers(self._run_loggers(directory) if dev_tasks is None else ()),
+                    loggers=Loggers(loggers),
                     resumed=launch.resume,
                 ),
                 callbacks=Callbacks(self.callbacks if dev_tasks is None else ()),
@@ -301,12 +306,6 @@ class Trainer:
             launch.progress.stop()
             if user_store is None:
                 await store.close()
-
-    def _run_loggers(self, directory: Path) -> list[Logger]:
-        return [
-            logger.for_run(self.project, self.name, directory) if isinstance(logger, Tracker) else logger
-            for logger in self.loggers
-        ]
 
     def _recorded(self, launch: _Launch, train: int, val: int, dev_tasks: int | None) -> TrainingRun:
         """What the store knows of the run when it begins."""
@@ -336,37 +335,63 @@ class Trainer:
 
     # -- before the run -----------------------------------------------------------------------------------------------
 
-    def _tasks(self, train_dataset: Any, val_dataset: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
-        if getattr(self.algorithm, "needs_tasks", True):
-            require_tasks(train, "the training dataset")
-        return train, val
-
     def _prepare(
         self,
         agent: Any,
+        train: Sequence[Any],
+        val: Sequence[Any],
         *,
         resume: bool,
         dry: bool = False,
         run_id: str | None = None,
         progress: Progress | None = None,
     ) -> _Launch:
-        """Check the agent and the directory, and make the directory."""
-        runnable, payload = self._runnable(agent)
-        if (air := rule_set(self.config.air)) is not None:
-            air.require(capture_content=self.config.capture_content)
-        require_descriptors(self.config.n_workers)
+        """Check the tasks, the agent and the directory, and make the directory."""
+        if getattr(self.algorithm, "needs_tasks", True):
+            require_tasks(train, "the training dataset")
+        config, payload = self.config, None
+        agent = _REMOTE if agent is None and not (len(train) or len(val)) else agent
+        by_name = isinstance(agent, str)
+        if config.runners == "remote":
+            runnable = _REMOTE if agent is None or by_name else as_agent(agent)
+        elif config.runners == "local":
+            runnable = load_agent(agent, None) if by_name else as_agent(agent)
+        else:
+            from agl.trainer.runners.process.payload import Payload, pack
+
+            runnable = _REMOTE if by_name else as_agent(agent)
+            sent = agent if by_name else runnable
+            if runnable.memory is not None:
+                # Workers ask the run, which has the memory and its `embed=`.
+                sent = replace(runnable, memory=replace(runnable.memory, memory=None))
+            payload = pack(
+                Payload(sent, self.tracers, as_tuple(config.hooks), config.selection, config.initial_resources)
+            )
+        if (air := rule_set(config.air)) is not None:
+            air.require(capture_content=config.capture_content)
+        require_descriptors(config.n_workers)
         run_id = run_id or f"run-{uuid.uuid4().hex[:8]}"
         directory = self.directory or Path("agl-runs") / run_id
-        if not dry:
-            self._check_directory(directory, resume)
+        if resume and self.directory is None:
+            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to resume")
+        if resume and not directory.is_dir():
+            raise CheckpointError("there is no run to resume", hint="name its directory", path=directory)
+        if not resume and not dry and (last := latest_checkpoint(directory)) is not None:
+            raise ConfigError(
+                f"{directory} already has a run ({last})",
+                hint="resume it (resume=True or --resume), or choose another directory",
+            )
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = None if dry else lock_directory(directory)
-            if not dry:
-                run_id = _stored_id(directory, run_id, resume)
-                if not resume:
-                    save_command(directory)
+            # The directory holds the run's id from the start, so it stays the same before the first checkpoint, too.
+            id_file = directory / "run-id"
+            if resume and id_file.is_file():
+                run_id = id_file.read_text().strip()
+            elif not dry:
+                write_atomically(id_file, f"{run_id}\n")
+            if not dry and not resume:
+                save_command(directory)
         except OSError as error:
             raise ConfigError(
                 f"the run's directory cannot be written: {error}",
@@ -376,35 +401,6 @@ class Trainer:
         # Worker processes switch their own on.
         tracers = () if payload is not None else (*self.tracers, *runnable.tracers)
         return _Launch(run_id, directory, runnable, payload, tracers, progress or Progress(self.progress), resume, lock)
-
-    def _runnable(self, agent: Any) -> tuple[Agent, bytes | None]:
-        """The agent of this process, and what worker processes receive instead of it."""
-        config = self.config
-        if config.runners == "remote":
-            return (_REMOTE if agent is None or isinstance(agent, str) else as_agent(agent)), None
-        if config.runners == "local":
-            return (load_agent(agent, None) if isinstance(agent, str) else as_agent(agent)), None
-        source = agent if isinstance(agent, str) else as_agent(agent)
-        from agl.trainer.runners.process.payload import Payload, pack
-
-        sent = source
-        if not isinstance(source, str) and source.memory is not None:
-            # Workers ask the run, which has the memory and its `embed=`.
-            sent = replace(source, memory=replace(source.memory, memory=None))
-        payload = pack(Payload(sent, self.tracers, as_tuple(config.hooks), config.selection, config.initial_resources))
-        return _REMOTE if isinstance(source, str) else source, payload
-
-    def _check_directory(self, directory: Path, resume: bool) -> None:
-        """A run resumes in its own directory, and a new one needs a directory without another's checkpoints."""
-        if resume and self.directory is None:
-            raise ConfigError("resume=True needs directory=", hint="name the directory of the run to resume")
-        if resume and not directory.is_dir():
-            raise CheckpointError("there is no run to resume", hint="name its directory", path=directory)
-        if not resume and (last := latest_checkpoint(directory)) is not None:
-            raise ConfigError(
-                f"{directory} already has a run ({last})",
-                hint="resume it (resume=True or --resume), or choose another directory",
-            )
 
 
 async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
@@ -421,23 +417,6 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
         terminal.console().print(renderable(report))
     succeeded = require_some(results, "the dry run")
     await run.record({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
-
-
-def _stored_id(directory: Path, new: str, resume: bool) -> str:
-    """The run's id, which its directory holds from the start: it stays the same before the first checkpoint, too."""
-    path = directory / "run-id"
-    if resume and path.is_file():
-        return path.read_text().strip()
-    write_atomically(path, f"{new}\n")
-    return new
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _needed(agent: Any, *datasets: Sequence[Any]) -> Any:
-    return _REMOTE if agent is None and not any(len(tasks) for tasks in datasets) else agent
 
 
 def _not_here(*_: Any) -> Any:

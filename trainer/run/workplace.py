@@ -125,7 +125,12 @@ class Workplace:
                     worker_key = secrets.token_urlsafe(32)
                     routes = self._runner_routes(worker_key)
                 if run.serve is None:
-                    host = await self._reachable_host()
+                    host = config.host
+                    if isinstance(config.runners, RayRunners):
+                        from agl.trainer.runners.ray import Cluster
+
+                        self._cluster = await Cluster.join(config.runners, config.n_workers)
+                        host = self._cluster.host if host == LOOPBACK else host
                     self._endpoint = GatewayServer(
                         gateway, host=host, port=config.port, extra_routes=routes, minted_key=minted
                     )
@@ -169,15 +174,6 @@ class Workplace:
         keys = Keys() if self.run.serve is not None else Keys(key_hash(key))
         own_workers = self.run.config.runners != "remote"
         return coordinator_routes(lambda: self._coordinator, key_check(keys), own_workers=own_workers)
-
-    async def _reachable_host(self) -> str:
-        config = self.run.config
-        if not isinstance(config.runners, RayRunners):
-            return config.host
-        from agl.trainer.runners.ray import Cluster
-
-        self._cluster = await Cluster.join(config.runners, config.n_workers)
-        return self._cluster.host if config.host == LOOPBACK else config.host
 
     def _make_runner(self, coordinator: RunCoordinator, url: str, worker_key: str) -> Runner:
         config, n_workers = self.run.config, self.run.config.n_workers

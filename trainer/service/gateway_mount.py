@@ -30,6 +30,7 @@ class GatewayMount:
 
     Attributes:
         app: serves everything else. url: the address that it listens on.
+        mounted: serves attempts and runners; None = `idle` does.
     """
 
     app: ASGIApp
@@ -37,12 +38,12 @@ class GatewayMount:
     def __init__(self, idle: ASGIApp, keys: Keys, limits: Limits) -> None:
         self.app, self.idle, self.keys, self.limits = idle, idle, keys, limits
         self.url = ""
-        self._mounted: ASGIApp | None = None
+        self.mounted: ASGIApp | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         if path.startswith((_ATTEMPTS, _RUNNERS)):
-            app = self._mounted or self.idle
+            app = self.mounted or self.idle
             if path.startswith(_RUNNERS):
                 app = self._with_key_check(scope, app)
             await app(scope, receive, send)
@@ -65,15 +66,6 @@ class GatewayMount:
         """A mount point for a gateway, which replaces the mounted one when it starts."""
         return MountPoint(self, gateway, runner_routes)
 
-    def attach(self, app: ASGIApp) -> None:
-        """Serve attempts and runners by this application."""
-        self._mounted = app
-
-    def detach(self, app: ASGIApp) -> None:
-        """Stop serving by this application, if it is the mounted one."""
-        if self._mounted is app:
-            self._mounted = None
-
     def _with_key_check(self, scope: Scope, app: ASGIApp) -> ASGIApp:
         try:
             self.check(Request(scope), "operator", "runner")
@@ -92,11 +84,12 @@ class MountPoint:
     async def start(self) -> str:
         """Admit requests; returns the base URL."""
         self._gateway.base_url = self._mount.url
-        self._mount.attach(self._app)
+        self._mount.mounted = self._app
         return self._mount.url
 
     async def stop(self) -> None:
         """Admit no more requests, and cancel those that run. Idempotent."""
-        self._mount.detach(self._app)
+        if self._mount.mounted is self._app:
+            self._mount.mounted = None
         self._gateway.base_url = ""
         self._gateway.cancel_requests(RequestError(503, "the run has ended", code="gateway_stopping"))

@@ -78,9 +78,7 @@ class Operation:
     public: bool = False
 
 
-def operations(
-    service: Service, facts: Callable[[], Mapping[str, Any]], store_schema: Mapping[str, Any]
-) -> list[Operation]:
+def operations(service: Service, facts: Mapping[str, Any], store_schema: Mapping[str, Any]) -> list[Operation]:
     """The API of a service.
 
     Args:
@@ -91,7 +89,7 @@ def operations(
         if service.mount.keys.role(request.headers) != "operator":
             return answer({"status": "ok"})
         run = service.current
-        return answer({"status": "ok", **facts(), "run": run.facts() if run is not None else None})
+        return answer({"status": "ok", **facts, "run": run.facts() if run is not None else None})
 
     async def data(_: Request) -> Response:
         return answer(await asyncio.to_thread(service.data))

@@ -7,7 +7,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 from agl.errors import GatewayError
 from agl.trainer.algorithms.options import Settings
@@ -59,9 +58,16 @@ async def serving(
         service.open()
         stack.push_async_callback(service.close)
         for split, file in (data or {}).items():
-            await asyncio.to_thread(service.upload, split, await asyncio.to_thread(_text, file), str(file))
+            await asyncio.to_thread(read_tasks, file)
+            await asyncio.to_thread(service.upload, split, file.read_text(encoding="utf-8"), str(file))
         store_routes = StoreRoutes(store, keys, limits)
-        listed = operations(service, lambda: _facts(settings), store_schema(keys.operator is not None))
+        facts = {
+            "model": settings.get("model") or settings.get("engine"),
+            "algorithm": settings.get("algorithm"),
+            "nworkers": settings.get("n_workers"),
+            "process": os.getpid(),
+        }
+        listed = operations(service, facts, store_schema(keys.operator is not None))
         known = {operation.path for operation in listed}
         others = [r for r in store_routes.routes() if r.path not in known]
         mount.app = build_app(service, listed, [*others, *ui_routes(store, str(out), keys)])
@@ -99,17 +105,3 @@ async def serve(
         if start and service.current is None:
             service.train({})
         await asyncio.Event().wait()
-
-
-def _facts(settings: Settings) -> dict[str, Any]:
-    return {
-        "model": settings.get("model") or settings.get("engine"),
-        "algorithm": settings.get("algorithm"),
-        "nworkers": settings.get("n_workers"),
-        "process": os.getpid(),
-    }
-
-
-def _text(file: Path) -> str:
-    read_tasks(file)
-    return file.read_text(encoding="utf-8")
