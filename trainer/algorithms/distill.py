@@ -1,4 +1,4 @@
-"""On-policy distillation: the student samples, and a teacher says of each of its tokens how good it was."""
+"""On-policy distillation: the student samples, and a teacher scores each token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from agl.trainer.traces import Chosen
 class Distill(LocalTraining):
     """On-policy distillation: the student samples its own rollouts, and each token's advantage is the teacher's
     log-prob of it less the student's when it was sampled. That is a policy gradient on the reverse KL divergence,
-    KL(student || teacher), of each token. Rewards are recorded and reported as ever, but not needed.
+    KL(student || teacher), of each token. Rewards are recorded and reported as usual, but not needed.
 
     Sources: Agarwal et al., arXiv 2306.13649; "On-Policy Distillation" (Thinking Machines Lab, 2025), with its
     advantage (tinker-cookbook's `distillation/train_on_policy.py`, discount 0).
@@ -150,6 +150,6 @@ class Distill(LocalTraining):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _Judged(StepAdvantages):
-    """With the step's rows, each of whose tokens has an advantage of its own."""
+    """Also holds the step's rows, with one advantage per token."""
 
     rows: Rows

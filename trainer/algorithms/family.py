@@ -61,8 +61,8 @@ class REINFORCEPlusPlus(PolicyGradient):
 class REINFORCE(PolicyGradient):
     """Returns less a running mean of each agent's returns: for games, in which the agents are the roles.
 
-    A role is compared with itself over all games, not with the other games of a task, which its opponents led other
-    ways. Use it with `credit=agl.credit.Competitive()`, or `PerAgent()` for roles that are paid apart.
+    A role is compared with itself over all games, not with the other games of a task, in which its opponents acted
+    differently. Use it with `credit=agl.credit.Competitive()`, or `PerAgent()` for roles with separate rewards.
 
     Source: role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119.
     """

@@ -22,7 +22,7 @@ GROUPS: dict[str, type] = {}
 
 
 def group(cls: T) -> T:
-    """Class decorator of a group, whose instances hold in `__dict__` only what was written."""
+    """Class decorator of a group: an instance's `__dict__` holds only what was written."""
     signature = inspect.signature(cls.__init__)
 
     def __init__(self: Any, **written: Any) -> None:

@@ -67,7 +67,7 @@ _OBJECTS = {
     "tracer", "policies", "group_reward", "runners", "runner_key", "initial_resources", "prompts", "hooks", "progress",
     "callbacks", "selection",
 }  # fmt: skip
-"""The settings of a run that no text can express, or that a command has under a name of its own."""
+"""Settings of a run that text cannot express, or that commands name differently."""
 _AS_TEXT: Mapping[str, Any] = {
     "where": str,
     "by": str,

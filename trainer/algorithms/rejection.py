@@ -23,9 +23,9 @@ from agl.trainer.traces.choice import check_per_task, choose
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RFT(LocalTraining):
     """Rejection fine-tuning, also called expert iteration: in each round the policy samples every task, and imitates
-    those of its rollouts that are good enough; the next round goes on from there.
+    the rollouts that are good enough; the next round continues from these weights.
 
-    Sources: STaR, arXiv 2203.14465 (here each round goes on from the last one's weights); ReST-EM, arXiv 2312.06585.
+    Sources: STaR, arXiv 2203.14465 (here each round continues from the last one's weights); ReST-EM, arXiv 2312.06585.
 
     Attributes:
         rounds: rounds of sampling and imitation.

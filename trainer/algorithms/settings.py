@@ -1,4 +1,4 @@
-"""What an algorithm that trains on this machine can be told, and what engine and learner are told from it."""
+"""The settings of algorithms that train on this machine, and how engine and learner get theirs."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
         return PolicySpec(**shared, seed=seed, learner=LearnerConfig(**learner))
 
     def _learner_settings(self) -> dict[str, Any]:
-        """Fields of the learner's settings that have other names here."""
+        """The learner's settings that have other names here."""
         return {}
 
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
-        """What a resumed run must have in common with the one that it continues."""
+        """The settings that a run must keep when it is resumed."""
         values = {f.name: getattr(self, f.name) for f in fields(self)} | {"steps": steps, "epochs": None}
         changeable = {
             "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",

@@ -1,4 +1,4 @@
-"""What a training step works with, and the functions by which the steps of one algorithm differ from another's."""
+"""What a training step works with, and the functions that differ between algorithms."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFunctions(TrainingSettings):
-    """The settings of an algorithm that trains on this machine, and the functions by which its steps differ."""
+    """The settings of an algorithm that trains on this machine, and the functions of its steps."""
 
     rewarded: ClassVar[bool] = True
     """Whether a rollout without a reward has failed."""

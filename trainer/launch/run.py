@@ -88,7 +88,8 @@ def run_command(options: LaunchOptions) -> tuple[dict[str, Any], int]:
     """
     if options.agents and not options.routed:
         raise ConfigError(
-            "--agents selects who is answered by a policy", hint="name the policy with --model DIR, or --engine URL"
+            "--agents selects the agents that a policy answers",
+            hint="name the policy with --model DIR, or --engine URL",
         )
     with (
         start_blocking_portal() as portal,
@@ -100,7 +101,7 @@ def run_command(options: LaunchOptions) -> tuple[dict[str, Any], int]:
 
 @dataclass(eq=False)
 class _CommandRollout:
-    """A rollout whose command can be started."""
+    """A rollout that is ready for its command."""
 
     options: LaunchOptions
     prompts: Mapping[str, Resource]

@@ -25,7 +25,7 @@ class Algorithm(Protocol):
         """A dry run: `n_tasks` rollouts, no update.
 
         Returns:
-            The rollouts, failed ones included, which the trainer reports and counts in `run.history`; None where the
+            The rollouts, failed ones included, which the trainer reports and counts in `run.history`; None if the
             algorithm has filled `run.history` itself.
         """
         ...

@@ -1,4 +1,4 @@
-"""Callbacks: code of the user's that sees a run's steps and may end it.
+"""Callbacks: user code that sees a run's steps and may end it.
 
 Invariant: a callback that raises or stops a run ends it after the step, with a checkpoint, as if it had been the last.
 """
@@ -31,7 +31,7 @@ class RunState(Protocol):
 
 
 class RunView:
-    """What a callback sees of a run; nothing of it can be changed, but the run can be stopped."""
+    """A read-only view of a run, which can stop it."""
 
     def __init__(self, run: RunState) -> None:
         self._run = run
@@ -54,7 +54,7 @@ class RunView:
 
     @property
     def steps(self) -> int | None:
-        """How many there are to be; None if that is not known."""
+        """How many steps are planned; None if unknown."""
         return self._run.recorder.run.steps
 
     @property
@@ -69,7 +69,7 @@ class RunView:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run is to end; None while it is not."""
+        """Why the run will end after this step; None while it continues."""
         return self._reason
 
     def stop(self, reason: str) -> None:
@@ -102,7 +102,7 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Ends a run when a metric no longer gets better. It reads the history alone, so a resumed run goes on the same.
+    """Ends a run when a metric no longer improves. It reads only the history, so resuming changes nothing.
 
     Args:
         metric: its name in `Result.history`.
@@ -198,13 +198,13 @@ class Callbacks:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run has to end after this step; None if it goes on."""
+        """Why the run must end after this step; None if it continues."""
         if self.error is not None:
             return f"a callback failed: {self.error.message}"
         return None if self.view is None else self.view.stop_reason
 
     async def start(self, run: RunState) -> None:
-        """Training begins. The only one that raises: there is nothing yet that could be lost."""
+        """Training begins. Only this call raises, since nothing can be lost yet."""
         if self._callbacks:
             self.view = RunView(run)
             await self.call("on_start")

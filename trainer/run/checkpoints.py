@@ -66,7 +66,7 @@ def read_facts(path: Path, shape: Mapping[str, type], *, hint: str) -> dict[str,
 
 
 def require_same(then: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raise `CheckpointError` where a run was started with other settings than those it is to resume with."""
+    """Raise `CheckpointError` if a run was started with other settings than it would resume with."""
     changed = [f"{k}: {then.get(k)!r} -> {now[k]!r}" for k in now if then.get(k) != now[k]]
     if changed:
         raise CheckpointError(

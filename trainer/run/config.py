@@ -66,8 +66,8 @@ class RunConfig:
         runner_patience: how long the run waits for any remote runner before it fails, in seconds.
         host: address that the gateway listens on. Other than loopback only for Ray, and for remote runners with a key.
         port: port that the gateway listens on; 0 picks a free port.
-        gateways: processes that answer the agents' requests, for hundreds of rollouts at once. Each listens on a port
-            of its own (`port` + 1, + 2, ... if a port is set). None = 1, this process; with verl, one for every 300 of
+        gateways: processes that answer the agents' requests, for hundreds of rollouts at once. Each listens on its own
+            port (`port` + 1, + 2, ... if a port is set). None = 1, this process; with verl, one for every 300 of
             `n_workers`.
         capture_content: record texts in addition to tokens.
         initial_resources: what rollouts receive in addition to `llm`.

@@ -1,4 +1,4 @@
-"""The history of a run whose store has no metrics of it: that of its directory's last checkpoint."""
+"""The history in a run's last checkpoint, for stores without metrics of the run."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def push(
         directory: of a run, of one of its checkpoints, of a policy of either, or any Hugging Face model.
         repo: "name" or "organisation/name".
         policy: which one, where a run has several.
-        adapter: upload the LoRA adapter by itself, for `peft`, in place of the whole model that it is merged into.
+        adapter: upload only the LoRA adapter, for `peft`, instead of the merged model.
         private: whether a new repository is; None = as the account's or organisation's settings say.
         token: with the right to write; None = HF_TOKEN, or that of `hf auth login`.
         message: of the commit.

@@ -214,7 +214,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def require_content(use: MemoryUse | None, capture_content: bool) -> None:
-    """Raise `ConfigError` for a memory whose run records no texts."""
+    """Raise `ConfigError` for a memory in a run that records no texts."""
     if use is not None and not capture_content:
         raise ConfigError(
             "memory= needs the texts of the rollouts, and capture_content=False records none",

@@ -27,7 +27,7 @@ class Recorder:
     Attributes:
         store: keeps the run and its metrics. progress: shows them. run: what is recorded of the run so far.
         history: one dict per step.
-        loggers: get the same numbers. resumed: whether the run goes on with what a stopped one has logged.
+        loggers: get the same numbers. resumed: whether the run continues the logs of a stopped one.
     """
 
     store: Store
@@ -44,7 +44,7 @@ class Recorder:
         await self.store.put_run(self.run)
 
     async def begin(self, run_id: str, steps: int | None, step: int = 0) -> None:
-        """Training begins, or goes on after `step` of `steps` steps; what was recorded of later ones is deleted. With
+        """Training begins, or continues after `step` of `steps` steps; records of later steps are deleted. With
         `steps` 0 nothing is trained."""
         if steps:
             self.progress.start(steps, step)

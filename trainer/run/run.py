@@ -82,7 +82,7 @@ class Run:
         self.history = self.recorder.history
 
     async def begin(self, steps: int | None, step: int = 0) -> None:
-        """Record that training begins, or goes on after `step` of `steps` steps."""
+        """Record that training begins, or continues after `step` of `steps` steps."""
         await self.recorder.begin(self.run_id, steps, step)
         await self.callbacks.start(self)
 
@@ -108,5 +108,5 @@ class Run:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why training has to end after this step, with a checkpoint; None if it goes on."""
+        """Why training must end after this step, with a checkpoint; None if it continues."""
         return self.callbacks.stop_reason

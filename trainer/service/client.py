@@ -279,7 +279,7 @@ class Client:
                 if time.monotonic() - lost_since > LOST_SECONDS:
                     raise ServiceError(
                         f"the server at {self.url} could not be reached for {LOST_SECONDS:g} s",
-                        hint="start it again with the same --out, and call train() again: the run is resumed",
+                        hint="start it again with the same --directory, and call train() again: the run is resumed",
                     )
                 await asyncio.sleep(1.0)
 

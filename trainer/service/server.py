@@ -20,7 +20,7 @@ from agl.trainer.run.data import read_tasks
 from agl.trainer.runners.loading import load_rules
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.service.gateway_mount import GatewayMount
-from agl.trainer.service.policy import ServedPolicy
+from agl.trainer.service.policy import served_policy
 from agl.trainer.service.routes import build_app, operations
 from agl.trainer.service.service import Service, Split
 from agl.trainer.store import open_store
@@ -80,8 +80,7 @@ async def serving(
         # A run ends before the server does, so that its workers notice.
         stack.push_async_callback(service.close)
         if settings.get("algorithm") is None:
-            served = await ServedPolicy.start(settings, store, mount, progress=progress)
-            stack.push_async_callback(served.stop)
+            await stack.enter_async_context(served_policy(settings, store, mount, progress=progress))
         service.resume()
         yield service
 

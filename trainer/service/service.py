@@ -35,7 +35,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 class Service:
-    """Data and runs behind the HTTP routes. Lives on one event loop.
+    """Data and runs behind the HTTP routes, on one event loop.
 
     Args:
         settings: the server's. store: not closed by the service. mount: makes runs reachable.
