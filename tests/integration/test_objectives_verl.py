@@ -12,7 +12,7 @@ from grpo import grpo_advantages
 from agl.credit import Uniform
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
-from agl.trainer.algorithms.shaping import Overlong
+from agl.trainer.algorithms.groups import Overlong
 from agl.trainer.local.learner.prefix_trees import chain
 from agl.trainer.objectives import Estimator
 from agl.trainer.objectives.advantages import compute_advantages, whiten

@@ -2,13 +2,12 @@
 
 from agl.trainer.algorithms.baseline import Baseline
 from agl.trainer.algorithms.distill import Distill
-from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
-from agl.trainer.algorithms.groups import Device, Loss, Optimizer, Sampling
+from agl.trainer.algorithms.groups import Device, Loss, Optimizer, Overlong, Sampling
 from agl.trainer.algorithms.imitation import SFT
+from agl.trainer.algorithms.policy_gradient import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
-from agl.trainer.algorithms.shaping import Overlong
-from agl.trainer.run.algorithm import Algorithm
+from agl.trainer.run.run import Algorithm
 
 __all__ = [
     "DAPO",

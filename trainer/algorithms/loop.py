@@ -198,11 +198,11 @@ class LocalTraining(StepFunctions):
     """An algorithm with the embedded engine and learner."""
 
     async def run(self, run: Run) -> None:
-        """See `agl.trainer.run.algorithm.Algorithm`."""
+        """See `agl.trainer.run.run.Algorithm`."""
         await train(run, self)
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
-        """See `agl.trainer.run.algorithm.Algorithm`."""
+        """See `agl.trainer.run.run.Algorithm`."""
         require_tasks(run.train, "the dataset")
         async with self.loaded(run, Source.of_tasks(run, self, None, 1, steps=1)) as training:
             await training.start()

@@ -25,9 +25,9 @@ from agl.extras import missing
 from agl.mdp.conditions import reward
 from agl.texts import docstring_items
 from agl.trainer.algorithms.distill import Distill
-from agl.trainer.algorithms.family import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.imitation import SFT
 from agl.trainer.algorithms.loop import LocalTraining
+from agl.trainer.algorithms.policy_gradient import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
 from agl.trainer.algorithms.settings import RENAMED

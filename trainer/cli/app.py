@@ -493,8 +493,7 @@ def dashboard(
 @app.command()
 def doctor(json_file: Json = None) -> None:
     """Show what is installed and any version conflicts; the exit status is 1 if there is one."""
-    from agl.trainer.cli.doctor import show
-    from agl.trainer.cli.doctor_checks import examine
+    from agl.trainer.cli.doctor_checks import examine, show
 
     report = examine()
     write_json(json_file, report.to_json())

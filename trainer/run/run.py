@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from starlette.routing import Route
 
@@ -16,6 +16,7 @@ from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import RunConfig
 from agl.trainer.run.memory import RunMemory
 from agl.trainer.run.recorder import Recorder
+from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import RunStatus, TrainingRun
 
@@ -110,3 +111,25 @@ class Run:
     def stop_reason(self) -> str | None:
         """Why training must end after this step, with a checkpoint; None if it continues."""
         return self.callbacks.stop_reason
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """Runs a training run to its end, or until its task is cancelled; cleans up after itself either way."""
+
+    async def run(self, run: Run) -> None:
+        """Fill `run.history`, `run.checkpoint` and `run.policy_paths`.
+
+        Raises:
+            AglError: what went wrong, where, and what to do.
+        """
+        ...
+
+    async def dev(self, run: Run, n_tasks: int) -> Sequence[RolloutResult] | None:
+        """A dry run: `n_tasks` rollouts, no update.
+
+        Returns:
+            The rollouts, failed ones included, which the trainer reports and counts in `run.history`; None if the
+            algorithm has filled `run.history` itself.
+        """
+        ...

@@ -25,7 +25,6 @@ from agl.trainer.loggers.base import Tracker
 from agl.trainer.loggers.choose import as_loggers
 from agl.trainer.loggers.threads import Loggers
 from agl.trainer.report.progress import Progress
-from agl.trainer.run.algorithm import Algorithm
 from agl.trainer.run.callbacks import Callbacks, as_callbacks
 from agl.trainer.run.checkpoints import latest_checkpoint, write_atomically
 from agl.trainer.run.config import RunConfig, as_tuple, require_descriptors
@@ -33,7 +32,7 @@ from agl.trainer.run.hub import save_command
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.run.results import mean_rewards, require_some, require_tasks
-from agl.trainer.run.run import Run, Serve
+from agl.trainer.run.run import Algorithm, Run, Serve
 from agl.trainer.runners.loading import load_agent
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store

@@ -24,8 +24,7 @@ from agl.trainer.run.data import parse_tasks, read_tasks
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.trainer import Trainer
 from agl.trainer.service.gateway_mount import GatewayMount
-from agl.trainer.service.progress_stream import ProgressStream
-from agl.trainer.service.run_record import RunRecord, load_records
+from agl.trainer.service.run_record import ProgressStream, RunRecord, load_records
 from agl.trainer.store.base import Store
 
 log = logging.getLogger("agl.service")

@@ -79,7 +79,7 @@ class PromptSearch(ABC):
         """What a resumed search must have in common with the one that was stopped, as JSON values."""
 
     async def run(self, run: Run) -> None:
-        """See `agl.trainer.run.algorithm.Algorithm`. Fills `run.prompts`, too."""
+        """See `agl.trainer.run.run.Algorithm`. Fills `run.prompts`, too."""
         if not run.config.capture_content:
             raise ConfigError(
                 "a prompt search reads what agents say, and capture_content=False records no texts",

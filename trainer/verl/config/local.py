@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.algorithms.family import GRPO
+from agl.trainer.algorithms.policy_gradient import GRPO
 from agl.trainer.local.config import LoraSpec
 from agl.trainer.verl.config.checks import SHARED, SHARED_UNUSED, Supported, first_match, matches
 from agl.trainer.verl.config.plan import ACTOR, MODEL, NUMBERS, ROLLOUT, Plan
