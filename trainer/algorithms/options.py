@@ -198,11 +198,7 @@ class Settings:
     @classmethod
     def of_environment(cls, environ: Mapping[str, str]) -> Settings:
         """The options in the environment."""
-        merged = cls()
-        for variable, name in ENVIRONMENT.items():
-            if environ.get(variable):
-                merged = merged.under(cls.of({name: environ[variable]}, variable))
-        return merged
+        return cls._collect((name, environ[v], v) for v, name in ENVIRONMENT.items() if environ.get(v))
 
     @classmethod
     def of_assignments(cls, assignments: Iterable[str]) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -178,17 +179,11 @@ def train(
     with beside:
         result = fit(runnable, train_tasks)
     val_rewards = [h["val/reward"] for h in result.history if "val/reward" in h]
-    facts = {
-        "run_id": result.run_id,
-        "directory": str(result.directory),
-        "store": result.store,
-        "policy": None if result.policy is None else str(result.policy),
-        "policies": {name: str(path) for name, path in result.policies.items()},
-        "checkpoint": None if result.checkpoint is None else str(result.checkpoint),
+    facts = dataclasses.asdict(result) | {
+        "policy": result.policy,
         "before": val_rewards[0] if val_rewards else None,
         "after": val_rewards[-1] if val_rewards else None,
         "steps": result.history[-1]["step"] if result.history else 0,
-        "history": result.history,
     }
     if val_rewards:
         typer.echo(printable(f"validation reward {val_rewards[0]:.3f} -> {val_rewards[-1]:.3f}"))

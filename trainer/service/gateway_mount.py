@@ -45,7 +45,10 @@ class GatewayMount:
         if path.startswith((_ATTEMPTS, _RUNNERS)):
             app = self.mounted or self.idle
             if path.startswith(_RUNNERS):
-                app = self._with_key_check(scope, app)
+                try:
+                    self.check(Request(scope), "operator", "runner")
+                except Refused as refused:
+                    app = answer(error_json(StoreError(refused.message)), refused.status)
             await app(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -65,13 +68,6 @@ class GatewayMount:
     def point(self, gateway: Gateway, runner_routes: Sequence[Route]) -> MountPoint:
         """A mount point for a gateway, which replaces the mounted one when it starts."""
         return MountPoint(self, gateway, runner_routes)
-
-    def _with_key_check(self, scope: Scope, app: ASGIApp) -> ASGIApp:
-        try:
-            self.check(Request(scope), "operator", "runner")
-        except Refused as refused:
-            return answer(error_json(StoreError(refused.message)), refused.status)
-        return app
 
 
 class MountPoint:

@@ -81,8 +81,14 @@ class Service:
             self._lock = None
 
     # -- data -----------------------------------------------------------------------------------------------------
-    def data_file(self, split: Split) -> Path:
-        """The file of a split's tasks."""
+    def data_file(self, split: str) -> Path:
+        """The file of a split's tasks.
+
+        Raises:
+            Refused: there is no such split.
+        """
+        if split not in SPLITS:
+            raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
         return self.out / "data" / f"{split}.jsonl"
 
     def upload(self, split: str, text: str, name: str) -> int:
@@ -91,10 +97,8 @@ class Service:
         Raises:
             DatasetError: a line is wrong. Refused: there is no such split.
         """
-        if split not in SPLITS:
-            raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
-        tasks = parse_tasks(text, name)
-        write_atomically(self.data_file(split), "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tasks))
+        file, tasks = self.data_file(split), parse_tasks(text, name)
+        write_atomically(file, "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tasks))
         return len(tasks)
 
     def drop(self, split: str) -> None:
@@ -103,8 +107,6 @@ class Service:
         Raises:
             Refused: there is no such split.
         """
-        if split not in SPLITS:
-            raise Refused(404, f"there is no split {split!r}; there are {', '.join(SPLITS)}", "not_found")
         self.data_file(split).unlink(missing_ok=True)
 
     def data(self) -> dict[str, int]:
