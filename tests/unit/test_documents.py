@@ -157,7 +157,9 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 def check_install(arguments: list[str]) -> None:
     asked = [a for a in arguments[1:] if not a.startswith("-") and a not in ("constraints.txt", "uninstall")]
     for word in asked:
-        if word.startswith((".", "agl")):
+        if word.startswith("./guests/"):
+            assert (ROOT / word / "pyproject.toml").is_file(), word
+        elif word.startswith((".", "agl")):
             extras = re.fullmatch(r"(?:\.|agl)(?:\[(.*)\])?", word)
             assert extras, word
             assert {e for e in (extras[1] or "").split(",") if e} <= set(EXTRAS), word
