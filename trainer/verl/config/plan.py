@@ -124,7 +124,7 @@ class Plan:
         seed: fixes the order of tasks; None leaves it to the run.
         epochs, steps: length of the training; steps, where set, take precedence.
         val_every, checkpoint_every: in steps; None for never.
-        mode: one of `MODES`. device: "cuda" or "cpu". gpus: per node that trains. nodes: that train.
+        mode: one of `MODES`. device: "cuda", or another one. gpus: per node that trains. nodes: that train.
         kl_coef: 0 without a KL loss. clip_low, clip_high: bounds of the importance ratio.
         temperature: in training. val_temperature: in validation, 0 where it is greedy.
         val_do_sample: what the config says of it; None if nothing.

@@ -32,7 +32,7 @@ class Common(TypedDict, total=False):
         lora_rank, lora_alpha: train adapters instead of the full weights.
         mode: "sync"; "colocate_async" (the next batch is sampled while this one ends); "separate_async" (separate GPUs
             sample all the time). rollout_gpus, rollout_nodes: those GPUs, for "separate_async" alone.
-        device: "cuda" or "cpu".
+        device: "cuda"; "cpu" with backend="local" alone, since verl needs a GPU.
         seed: fixes the order of tasks.
     """
 
