@@ -140,7 +140,7 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path, no_process_left: None) 
         def rollout(self, task: Any, resources: Any, rollout: Any) -> float:
             return 1.0
 
-    held = r"agent\.run\.function\.client\.[\w.]+ \([\w.]+ holds a _thread.RLock\).*\n.*inside the agent's function"
+    held = r"agent\.run\.run\.function\.client\.[\w.]+ \([\w.]+ holds a .*RLock\).*\n.*inside the agent's function"
     with pytest.raises(ConfigError, match=held):
         fit(holds_a_client, [{}], tmp_path, runners="process")
     with pytest.raises(ConfigError, match=re.escape("cache['by_task'] (list holds a _thread.lock)")):

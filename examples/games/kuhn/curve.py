@@ -9,6 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib import rc_context
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
 HERE = Path(__file__).parent
 START, END = "<!-- curves -->", "<!-- /curves -->"
 
@@ -38,10 +42,6 @@ def write() -> None:
 
 def draw(curves: Mapping[str, Points], path: Path) -> Path:
     """Draw curves by name into an SVG, and return its path."""
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
     with rc_context({"svg.hashsalt": "agl", "svg.fonttype": "none"}):
         figure = Figure(figsize=(7.2, 4.0), layout="constrained")
         FigureCanvasSVG(figure)
