@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from allocations import LargestTensor, peak_bytes
 from call_trees import call, trajectory
 from device import DEVICE
-from paths import ROOT
 from tiny_learner import gradients
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -24,11 +22,7 @@ from agl.mdp.types import int_array
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.learner.prefix_trees import chain
-from agl.trainer.local.model import training_bytes
-
-sys.path.append(str(ROOT / "benchmarks"))
-
-from memory import update_memory
+from agl.trainer.local.memory import training_bytes, update_memory
 
 torch.set_num_threads(1)
 

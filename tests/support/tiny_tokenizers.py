@@ -11,6 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
+from agl.trainer.local.prepared import TEMPLATES as AGL_TEMPLATES
+
 TEMPLATES = Path(__file__).parent / "templates"
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -33,8 +35,12 @@ TEMPLATE_TOKENS = {
     "mistral_v3": (MISTRAL, "</s>"),
     "mistral_tekken": (MISTRAL, "</s>"),
     "role_closed": (("<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"), "<|endoftext|>"),
+    "agl_hermes": (CHATML, "<|im_end|>"),
+    "agl_qwen3": ((*CHATML, *TAGS), "<|im_end|>"),
+    "agl_llama3": (LLAMA, "<|eot_id|>"),
+    "agl_mistral": (MISTRAL, "</s>"),
 }
-"""Template -> its control tokens and the tokenizer's end token."""
+"""Template -> its control tokens and the tokenizer's end token. Those with "agl_" agl gives to models."""
 
 _CORPUS = ["the user and the assistant call a tool with arguments and the tool answers: 12 + 34 = 46 \n\n" * 4]
 
@@ -60,7 +66,9 @@ def tiny_tokenizer(specials: Sequence[str], eos: str, template: str | None = Non
 def template_tokenizer(name: str) -> Any:
     """The tokenizer of one of `templates/`."""
     specials, eos = TEMPLATE_TOKENS[name]
-    return tiny_tokenizer(specials, eos, (TEMPLATES / f"{name}.jinja").read_text())
+    ours = name.removeprefix("agl_")
+    file = TEMPLATES / f"{name}.jinja" if ours == name else AGL_TEMPLATES / f"{ours}.jinja"
+    return tiny_tokenizer(specials, eos, file.read_text())
 
 
 def _deepseek(*names: str) -> tuple[str, ...]:

@@ -72,9 +72,16 @@ WRITE_CALLS: dict[str, Callable[[list[Call]], str]] = {
         f'<tool_call>{{"name": "{n}", "arguments": {json.dumps(a, ensure_ascii=False)}}}</tool_call>' for n, a in calls
     ),
 }
+WRITE_CALLS |= {
+    "agl_hermes": _hermes,
+    "agl_qwen3": _hermes,
+    "agl_llama3": WRITE_CALLS["llama31"],
+    "agl_mistral": _mistral,
+}
 """How a model of each template writes tool calls."""
 
-APPEND_ONLY = ["chatml", "qwen25", "qwen3", "llama31", "mistral_tekken", "role_closed"]
+AGL = ["agl_hermes", "agl_qwen3", "agl_llama3", "agl_mistral"]
+APPEND_ONLY = ["chatml", "qwen25", "qwen3", "llama31", "mistral_tekken", "role_closed", *AGL]
 """Templates that never rewrite the history of a conversation without reasoning."""
 
 _RENDERINGS: dict[str, Rendering] = {}
@@ -113,7 +120,7 @@ def sample(name: str, text: str, following: str, *, cut: bool = False) -> list[i
 
 
 def answer_text(name: str, content: str) -> str:
-    return " " + content if name == "mistral_v3" else content
+    return " " + content if name in ("mistral_v3", "agl_mistral") else content
 
 
 def message_of(name: str, ids: list[int], prompt: Any, turn: int) -> dict[str, Any]:
@@ -172,7 +179,7 @@ def play(name: str, system: str | None, script: list[Any], tools: Any) -> list[s
     for turn, (kind, what, said_after, cut) in enumerate(script):
         if kind == "tools" and tools:
             calls = [("calculator", {"expression": expression}) for expression, _ in what]
-            calls = calls[:1] if name == "llama31" else calls
+            calls = calls[:1] if name in ("llama31", "agl_llama3") else calls
             response = sample(name, WRITE_CALLS[name](calls), "tool", cut=cut and name != "role_closed")
             answer = message_of(name, response, prompt, turn)
             assert [

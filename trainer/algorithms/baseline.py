@@ -12,7 +12,6 @@ from agl.extras import TRAINING, require
 from agl.trainer.engines.base import ServedModel, require_served_model
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.policies.policies import by_policy
@@ -40,6 +39,7 @@ class Baseline:
             `engine`, where tokenizer and chat template come from (if None, those that it names). Of
             several policies one each, by name.
         renderer: a name from the `renderers` package; None chooses by the model.
+        chat_template: chat template to give the model: "hermes", "llama3", "mistral", "qwen3" or a Jinja file.
         temperature, max_response_tokens: where a policy answers, they replace the agent's temperature and bound its
             answers; None leaves that to the agent.
         loaded: policies that are loaded already, by directory; those that this loads are added and stay open, until
@@ -52,6 +52,7 @@ class Baseline:
     engine: ServedModel | Mapping[str, ServedModel] | None = None
     model: str | Mapping[str, str] | None = None
     renderer: str | None = None
+    chat_template: str | None = None
     temperature: float | None = None
     max_response_tokens: int | None = None
     loaded: dict[str, FrozenPolicy] | None = field(default=None, repr=False, metadata={"recorded": False})
@@ -113,15 +114,17 @@ class Baseline:
         try:
             for name, engine in engines.items():
                 model = models[name]
-                directory = None if model is None else policy_directory(model)
+                directory = None if model is None else str(model)
                 if engine is not None:
-                    policies[name] = await FrozenPolicy.connect(engine, directory, self.renderer)
+                    policies[name] = await FrozenPolicy.connect(engine, directory, self.renderer, self.chat_template)
                     continue
                 # Several names may have one model, as where a trained policy plays against the others' start.
                 directory = str(directory)
                 if directory not in loaded:
                     spec = PolicySpec(directory, name)
-                    loaded[directory] = await FrozenPolicy.load(spec, self.renderer, progress=run.progress)
+                    loaded[directory] = await FrozenPolicy.load(
+                        spec, self.renderer, self.chat_template, progress=run.progress
+                    )
                 policies[name] = loaded[directory]
         except BaseException:
             await self._close(policies.values())

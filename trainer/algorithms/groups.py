@@ -68,6 +68,8 @@ class Sampling:
         val_temperature: sampling temperature of validation; None = what the agent requests.
         val_before_train: validate before the first step.
         renderer: name of a renderer of the package `renderers`; None = chosen by the model.
+        chat_template: chat template to give the model: "hermes", "llama3", "mistral", "qwen3" or a Jinja file; None =
+            its own. The trained policy keeps it.
         max_batch: requests that the engine samples at once.
         prompts: directory of prompts that the agents get: what `agl.GEPA` or `agl.APO` found.
     """
@@ -75,6 +77,7 @@ class Sampling:
     val_temperature: float | None = None
     val_before_train: bool = True
     renderer: str | None = None
+    chat_template: str | None = None
     max_batch: int = 64
     prompts: str | Path | None = None
 

@@ -61,7 +61,7 @@ ENVIRONMENT = {
 _CLOSED = re.compile(r"(gpt-[345]|chatgpt|o[134](-|$)|claude-|gemini-)", re.IGNORECASE)
 
 
-_MODEL = ("model", "lora", "device", "dtype", "max_context", "renderer", "threads", "engine")
+_MODEL = ("model", "lora", "device", "dtype", "max_context", "renderer", "chat_template", "threads", "engine")
 """The settings of an algorithm that stand in section `model`, where `model` is called `name`."""
 _OBJECTS = {
     "tracer", "policies", "group_reward", "runners", "runner_key", "initial_resources", "prompts", "hooks", "progress",

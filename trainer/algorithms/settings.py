@@ -36,7 +36,7 @@ class CommonSettings:
     """The settings of every algorithm that trains on this machine, apart from the rare ones in `groups`.
 
     Attributes:
-        model: Hugging Face directory or hub id of the model to train.
+        model: Hugging Face directory or hub id of the model to train, or a GGUF file.
         steps: updates of the policy; give this or `epochs`.
         epochs: passes over the training data, instead of `steps`.
         learning_rate: peak learning rate of AdamW.
@@ -49,7 +49,7 @@ class CommonSettings:
         checkpoint_every: steps between checkpoints; None = each step where a small model samples, else every 10. One
             is also written at the end and on Ctrl-C.
         optimizer: an `agl.Optimizer`: warm-up, schedule, AdamW.
-        sampling: an `agl.Sampling`: validation, renderer, prompts.
+        sampling: an `agl.Sampling`: validation, renderer, chat template, prompts.
     """
 
     model: str

@@ -18,6 +18,7 @@ from agl.trainer.algorithms.settings import TrainingSettings
 from agl.trainer.algorithms.source import Rows, Sample, Source
 from agl.trainer.algorithms.worth import make_rows
 from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.local.prepared import model_directory
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.policies.teacher import Teacher
@@ -104,7 +105,11 @@ class StepFunctions(TrainingSettings):
         spec, config = self.policy_spec(run.seed, source.steps), run.config
         try:
             policies = await Policies.start(
-                spec, config.selection.policies, config.policies, self.renderer, on_progress=run.progress.loading
+                spec,
+                await asyncio.to_thread(self.models, run),
+                config.policies,
+                self.renderer,
+                on_progress=run.progress.loading,
             )
         finally:
             run.progress.stop()
@@ -128,11 +133,11 @@ class StepFunctions(TrainingSettings):
         return SamplingRules(temperature=self.val_temperature, max_tokens=self.max_response_tokens)
 
     def models(self, run: Run) -> dict[str, str]:
-        """The model that each policy of the run begins with; a directory's path is whole."""
+        """What each policy of the run is loaded from (`model_directory`); a directory's path is whole."""
         models: dict[str, str] = {}
         for name in run.config.selection.policies:
             policy = run.config.policies.get(name)
-            model = (policy.model if policy else None) or self.model
+            model = model_directory((policy.model if policy else None) or self.model, self.chat_template)
             models[name] = str(Path(model).resolve()) if Path(model).exists() else model
         return models
 

@@ -85,17 +85,39 @@ def quickstart(
     directory: Annotated[Path, typer.Option(help="Directory for the model, the store and the policy.")] = Path(
         "agl-quickstart"
     ),
+    pretrained: Annotated[
+        bool, typer.Option("--real", help="Train a pretrained model, SmolLM2-135M-Instruct, instead (5 GB of memory).")
+    ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="With --real, another model: a directory, hub id or GGUF file.")
+    ] = None,
     seed: Seed = 0,
-    steps: Annotated[int, typer.Option(help="Updates of the policy.", min=1)] = 16,
+    steps: Annotated[int | None, typer.Option(help="Updates of the policy (16; with --real 6).", min=1)] = None,
     n_workers: NWorkers = 32,
     resume: Resume = False,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
     """Watch a LangChain agent with a calculator learn, on this machine's CPU, in minutes."""
-    from agl.trainer.quickstart.run import run
+    from agl.errors import ConfigError
+    from agl.extras import require
 
-    facts = run(directory, seed=seed, steps=steps, n_workers=n_workers, resume=resume, progress=not quiet)
+    require("agl quickstart", "local,langchain", ("torch", "langchain", "langchain_openai"))
+    options: dict[str, Any] = {"seed": seed, "n_workers": n_workers, "progress": not quiet}
+    if steps is not None:
+        options["steps"] = steps
+    if pretrained:
+        if resume:
+            raise ConfigError("--real with --resume", hint="leave out --resume: it begins with the pretrained model")
+        from agl.trainer.quickstart import real
+
+        facts = real.run(directory, model=model, **options)
+    else:
+        if model is not None:
+            raise ConfigError("--model without --real", hint="the quickstart makes its own policy; add --real")
+        from agl.trainer.quickstart import run
+
+        facts = run.run(directory, resume=resume, **options)
     write_json(json_file, facts)
 
 
@@ -486,8 +508,24 @@ def dashboard(
 
 
 @app.command()
-def doctor(json_file: Json = None) -> None:
+def doctor(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Show what a model can do instead: a directory, hub id or GGUF file; nothing is loaded."),
+    ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="With --model: the chat template that training would give it.")
+    ] = None,
+    json_file: Json = None,
+) -> None:
     """Show what is installed and any version conflicts; the exit status is 1 if there is one."""
+    if model is not None:
+        from agl.trainer.cli import doctor_model
+
+        found = doctor_model.examine_model(model, chat_template)
+        write_json(json_file, found.to_json())
+        doctor_model.show(found)
+        return
     from agl.trainer.cli.doctor_checks import examine, show
 
     report = examine()

@@ -27,7 +27,7 @@ from agl.trainer.engines.base import ServedModel
 from agl.trainer.evaluation.evaluation import Evaluation, Success
 from agl.trainer.evaluation.policy_report import RolloutQuery
 from agl.trainer.http.aio import blocking
-from agl.trainer.local.config import policy_directory
+from agl.trainer.local.prepared import model_directory
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
@@ -180,7 +180,7 @@ class _Policy:
             # Baseline refuses what is no engine.
             return cls(name, None, policy, {"model": getattr(policy, "url", None)})
         path = Path(policy)
-        directory = policy_directory(str(policy))
+        directory = model_directory(str(policy))
         if path.is_dir() and not (Path(directory) / "config.json").is_file():
             last = latest_checkpoint(path)
             raise ConfigError(

@@ -30,7 +30,6 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.launch import child
-from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.processes.environment import child_environment
@@ -245,14 +244,13 @@ def _unused(prompts: Mapping[str, Resource], spans: Sequence[Span]) -> list[str]
 
 async def _policy(options: LaunchOptions) -> FrozenPolicy | None:
     """The policy that answers the selected agents, if any."""
-    model = None if options.model is None else policy_directory(options.model)
     if options.engine is not None:
         from agl.trainer.engines.vllm import VLLMEngine
 
-        return await FrozenPolicy.connect(VLLMEngine(options.engine), model)
-    if model is None:
+        return await FrozenPolicy.connect(VLLMEngine(options.engine), options.model)
+    if options.model is None:
         return None
-    return await FrozenPolicy.load(PolicySpec(model, DEFAULT_POLICY), progress=Progress(not options.quiet))
+    return await FrozenPolicy.load(PolicySpec(options.model, DEFAULT_POLICY), progress=Progress(not options.quiet))
 
 
 def show(facts: dict[str, Any], options: LaunchOptions) -> None:

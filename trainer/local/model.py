@@ -15,6 +15,7 @@ import torch
 
 from agl.errors import ConfigError, ModelLoadError, nearest
 from agl.trainer.local.config import Attention, LoraSpec
+from agl.trainer.local.memory import require_memory
 from agl.trainer.local.tokenizer import load, load_config, load_tokenizer
 
 __all__ = ["LoadedPolicy", "LoraSpec", "load_policy", "save_model"]
@@ -51,6 +52,7 @@ def load_policy(
     lora: LoraSpec | None = None,
     seed: int = 0,
     attention: Attention | None = None,
+    trained: bool = False,
 ) -> LoadedPolicy:
     """Load a policy to sample and train.
 
@@ -62,20 +64,22 @@ def load_policy(
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         attention: "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
+        trained: refuse it where there is too little memory to train it, not only to hold it.
 
     Raises:
         ConfigError: a device, dtype, attention or LoRA target that cannot be had.
         ModelLoadError: the directory does not hold a loadable model, tokenizer and chat template; the message says
-            what is wrong with which.
+            what is wrong with which; or there is too little memory for it.
     """
     name = os.path.expanduser(os.fspath(path))
-    where = _device(device)
+    where = choose_device(device)
     kind = _dtype(dtype, where, lora)
     if attention not in (None, *get_args(Attention)):
         raise ConfigError(f"attention={attention!r} is not known", hint=nearest(attention, get_args(Attention)))
     _check_files(name)
     config = load_config(name)
     tokenizer = load_tokenizer(name)
+    require_memory(name, config, where, kind, trained=trained and lora is None)
     model = _load_model(name, config, kind, attention or ("eager" if where.type == "cpu" else "sdpa"))
     rows = int(model.get_input_embeddings().weight.shape[0])
     if (largest := max(tokenizer.get_vocab().values())) >= rows:
@@ -94,12 +98,6 @@ def load_policy(
     model = model.to(where)  # type: ignore[arg-type]
     policy = LoadedPolicy(model.eval(), tokenizer, where, kind, int(max_context))
     return policy if lora is None else add_adapter(policy, lora, seed)
-
-
-def training_bytes(*models: Any) -> int:
-    """Bytes of the weights and, for those in training, of their float32 gradient and AdamW's two moments."""
-    weights = {id(p): p for model in models for p in model.parameters()}
-    return sum(p.nbytes + (12 * p.numel() if p.requires_grad else 0) for p in weights.values())
 
 
 def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPolicy:
@@ -175,7 +173,12 @@ def _save_adapter(policy: LoadedPolicy, folder: Path, name: str) -> None:
     (folder / name).rmdir()
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is cuda where there is one.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

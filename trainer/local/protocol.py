@@ -31,6 +31,7 @@ class PolicySpec:
             of the GPU's memory; None = 0.4.
         max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
             `LocalPolicy.publish` renews the copy.
+        trained: False for one that only answers, or scores.
         load_timeout: how long loading may make no progress (`agl.trainer.local.loading`), in seconds; None = for ever.
     """
 
@@ -49,6 +50,7 @@ class PolicySpec:
     gpu_memory: float | None = None
     max_staleness: int = 0
     load_timeout: float | None = 600.0
+    trained: bool = True
 
     @property
     def base(self) -> tuple[object, ...]:

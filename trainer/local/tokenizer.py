@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agl.errors import ModelLoadError
-from agl.trainer.local.config import policy_directory
+from agl.trainer.local.prepared import model_directory
 from agl.trainer.rendering.rendering import Rendering
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def load_tokenizer(name: str) -> Any:
     if not tokenizer.chat_template:
         raise ModelLoadError(
             "the tokenizer has no chat template",
-            hint="use the instruction-tuned version of the model, or put a chat_template.jinja into the directory",
+            hint="use the instruction-tuned version of the model, or give it one: chat_template='hermes', or a file",
             path=name,
         )
     return tokenizer
@@ -48,13 +48,13 @@ def load_renderings(models: Mapping[str, str], renderer: str | None = None) -> d
     """Policy -> the rendering of its model; one per model.
 
     Args:
-        models: policy -> a Hugging Face directory or hub id, or the directory of a run or checkpoint.
+        models: policy -> whatever `model_directory` takes.
         renderer: a name from the `renderers` package; None chooses by the model.
 
     Raises:
         ModelLoadError: a model has no tokenizer or no chat template. ConfigError: there is no such renderer.
     """
-    made = {m: Rendering(load_tokenizer(policy_directory(m)), renderer=renderer) for m in set(models.values())}
+    made = {m: Rendering(load_tokenizer(model_directory(m)), renderer=renderer) for m in set(models.values())}
     return {policy: made[model] for policy, model in models.items()}
 
 

@@ -131,6 +131,7 @@ class Worker:
             lora=first.lora,
             seed=first.seed,
             attention=first.attention,
+            trained=first.trained,
         )
         for spec in specs[1:]:
             if spec.lora is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.engines.base import Engine, ServedModel
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.local.prepared import model_directory
 from agl.trainer.local.tokenizer import PROBE, load_renderings, load_tokenizer, stop_token_ids
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.report.progress import Progress
@@ -32,16 +33,27 @@ class FrozenPolicy:
     close: Callable[[], Awaitable[None]]
 
     @classmethod
-    async def load(cls, spec: PolicySpec, renderer: str | None = None, *, progress: Progress) -> FrozenPolicy:
+    async def load(
+        cls,
+        spec: PolicySpec,
+        renderer: str | None = None,
+        chat_template: str | None = None,
+        *,
+        progress: Progress,
+    ) -> FrozenPolicy:
         """Load it into a separate process.
 
         Args:
-            spec: what to load. renderer: a name from the `renderers` package; None chooses by the model.
+            spec: what to load; its model may be whatever `model_directory` takes.
+            renderer: a name from the `renderers` package; None chooses by the model.
+            chat_template: as for `model_directory`.
             progress: shows the loading.
 
         Raises:
             ModelLoadError, EngineError: nothing is left running then.
         """
+        model = await asyncio.to_thread(model_directory, spec.model, chat_template)
+        spec = replace(spec, model=model, trained=False)
         try:
             policy = await LocalPolicy.start(spec, on_progress=progress.loading)
         finally:
@@ -54,12 +66,18 @@ class FrozenPolicy:
         return cls(policy, renderings[spec.name], policy.info.stop_token_ids, spec.model, policy.version, policy.close)
 
     @classmethod
-    async def connect(cls, engine: ServedModel, model: str | None = None, renderer: str | None = None) -> FrozenPolicy:
+    async def connect(
+        cls,
+        engine: ServedModel,
+        model: str | None = None,
+        renderer: str | None = None,
+        chat_template: str | None = None,
+    ) -> FrozenPolicy:
         """Use a policy that a server holds.
 
         Args:
             engine: the server. model: a Hugging Face directory or hub id with its tokenizer and chat template; if
-                None, the one that `engine` names.
+                None, the one that `engine` names. renderer, chat_template: as for `load`.
 
         Raises:
             ConfigError: its tokenizer differs.
@@ -69,6 +87,7 @@ class FrozenPolicy:
             await engine.connect()
             directory = model or str(engine.tokenizer)
             try:
+                directory = await asyncio.to_thread(model_directory, directory, chat_template)
                 tokenizer = await asyncio.to_thread(load_tokenizer, directory)
                 rendering = Rendering(tokenizer, renderer=renderer)
                 stops = await asyncio.to_thread(stop_token_ids, directory, tokenizer)

@@ -36,7 +36,7 @@ class Policies:
     async def start(
         cls,
         template: PolicySpec,
-        names: Seq[str],
+        models: Mapping[str, str],
         overrides: Mapping[str, Policy],
         renderer: str | None,
         *,
@@ -45,8 +45,8 @@ class Policies:
         """Load every policy.
 
         Args:
-            template: the settings that they have in common.
-            names: of the policies.
+            template: the settings that they have in common; its model is not read.
+            models: name -> directory or hub id of each.
             overrides: name -> where that policy differs.
             renderer: a name from the `renderers` package; None chooses by the model.
             on_progress: called with what is being loaded.
@@ -56,12 +56,11 @@ class Policies:
             ModelLoadError, EngineError: none is left running then.
         """
         specs = []
-        for name in names:
+        for name, model in models.items():
             own = overrides.get(name, Policy())
             rate = own.lr if own.lr is not None else template.learner.learning_rate
             learner = replace(template.learner, learning_rate=rate)
-            model, lora = own.model or template.model, own.lora or template.lora
-            specs.append(replace(template, name=name, model=model, lora=lora, learner=learner))
+            specs.append(replace(template, name=name, model=model, lora=own.lora or template.lora, learner=learner))
         if template.engine == "vllm":
             require_one_model(specs)
         started = cls(await start_policies(specs, on_progress=on_progress), {})

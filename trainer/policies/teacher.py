@@ -17,8 +17,8 @@ from agl.errors import ConfigError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray
 from agl.trainer.engines.base import ServedModel
-from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import LocalPolicy, OnProgress, PolicySpec
+from agl.trainer.local.prepared import model_directory
 from agl.trainer.local.tokenizer import PROBE, load_tokenizer
 
 REQUESTS = 32
@@ -64,9 +64,11 @@ class Teacher:
                 await teacher.close()
                 raise
             return cls(repr(teacher), teacher)
-        directory = policy_directory(str(teacher))
+        directory = await asyncio.to_thread(model_directory, str(teacher))
         await asyncio.to_thread(_check_tokenizer, directory, student.spec.model)
-        policy = await LocalPolicy.start(replace(spec, model=directory, name="teacher"), on_progress=on_progress)
+        policy = await LocalPolicy.start(
+            replace(spec, model=directory, name="teacher", trained=False), on_progress=on_progress
+        )
         if policy.max_context < student.max_context:
             await policy.close()
             raise _too_short(directory, policy.max_context, student, policy.max_context)

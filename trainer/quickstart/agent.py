@@ -19,12 +19,20 @@ def calculator(expression: str) -> str:
     return calculate(expression)
 
 
-def build_agent(base_url: str | None = None) -> Any:
+def build_agent(model: Any = None, *, system_prompt: str = SYSTEM_PROMPT, max_tokens: int = 48) -> Any:
     """The agent: a compiled graph that takes and returns `{"messages": [...]}`.
 
     Args:
-        base_url: an OpenAI-compatible server; None for the SDK's default. Inside a rollout its calls go to the policy
-            in training, regardless of this.
+        model: a chat model of LangChain; None for OpenAI's client. Inside a rollout its calls go to the policy in
+            training, whatever server it is for.
+        max_tokens: limit of an answer.
     """
-    model = ChatOpenAI(model="policy", base_url=base_url, api_key=SecretStr("unused"), max_completion_tokens=48)
-    return create_agent(model, [calculator], system_prompt=SYSTEM_PROMPT, name="solver")
+    model = model or ChatOpenAI(model="policy", api_key=SecretStr("unused"), max_completion_tokens=max_tokens)
+    return create_agent(model, [calculator], system_prompt=system_prompt, name="solver")
+
+
+if __name__ == "__main__":
+    import sys
+
+    for message in build_agent().invoke({"messages": [("user", sys.argv[1])]})["messages"]:
+        message.pretty_print()

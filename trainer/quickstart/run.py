@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from dataclasses import asdict
@@ -11,12 +10,9 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agl.errors import ConfigError
-from agl.extras import install_line
 from agl.trainer.evaluation.evaluation import Evaluation
-from agl.trainer.evaluation.views import percentages, sentences
+from agl.trainer.quickstart.outcome import conclude
 from agl.trainer.report import terminal
-from agl.trainer.report.curve import svg_curve
 from agl.trainer.store.base import Store
 from agl.trainer.store.location import read_store
 
@@ -62,22 +58,15 @@ def run(
     """Run the quickstart in the directory `out` and print its result.
 
     Returns:
-        before, after (held-out success, 0 to 1), seconds, steps, parameters, checkpoint, curve, policy, store, rollout,
-        evaluation (of the first and last validation: `Evaluation.to_json`).
+        As `conclude`; and rollout, the one that was explained.
     """
     console = terminal.console()
     started = time.monotonic()
     if progress:
         console.print(f"agl quickstart: {steps} steps of {BATCH_SIZE * GROUP_SIZE} rollouts; loading LangChain")
-    try:
-        from agl.trainer.quickstart.agent import build_agent
-    except ImportError as error:
-        raise ConfigError(
-            f"the quickstart trains a LangChain agent, and {error.name} is not installed",
-            hint=install_line("local,langchain"),
-        ) from error
     from agl.adapters.langchain import wrap
     from agl.trainer.algorithms import GRPO
+    from agl.trainer.quickstart.agent import build_agent
     from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
     from agl.trainer.report.explain import explain
     from agl.trainer.run.trainer import Trainer
@@ -121,53 +110,13 @@ def run(
     heldout = arithmetic_tasks(HELDOUT_TASKS, seed=seed, split="heldout")
     result = trainer.fit(agent, train, heldout, resume=resume)
     seconds = time.monotonic() - started
-    curve = out / "curve.svg"
-    curve.write_text(svg_curve(result.history), encoding="utf-8")
-    validations = [h["val/reward"] for h in result.history if "val/reward" in h]
-    heldout_evaluation = Evaluation.of_result(result)
     rollout = read_store(result.store, _one_rollout)
     console.print()
     explain(rollout, result.store)
-    facts = {
-        "before": validations[0],
-        "after": validations[-1],
-        "seconds": seconds,
-        "steps": steps,
-        "parameters": _parameters(start),
-        "checkpoint": str(result.checkpoint),
-        "curve": str(curve),
-        "policy": str(result.policy),
-        "store": result.store,
-        "rollout": rollout,
-        "evaluation": heldout_evaluation.to_json(rollouts=False),
-    }
-    rates = " -> ".join(percentages(policy.success) for policy in heldout_evaluation.policies.values())
-    console.print(
-        f"\nheld-out success {rates}  "
-        f"({HELDOUT_TASKS} problems never seen in training, sampled at temperature 1; {steps} steps, {seconds:.0f} s)"
+    facts = conclude(
+        out, Evaluation.of_result(result), result, result.history, steps=steps, seconds=seconds, ask="What is 27 * 36?"
     )
-    for comparison in heldout_evaluation.comparisons():
-        console.print("\n".join(sentences(comparison)))
-    console.print(f"curve       {curve}")
-    console.print(f"policy      {result.policy}")
-    console.print(f"checkpoint  {result.checkpoint}")
-    console.print("\nnext: see any rollout the way the trainer saw it:")
-    console.print(f"  agl explain --list --store {out}")
-    console.print("train your own agent:")
-    console.print("  agl train --help")
-    console.print("and look at the run in the browser, from the curve down to each token:")
-    console.print(f"  agl dashboard {out}")
-    return facts
-
-
-def _parameters(directory: Path) -> int:
-    from safetensors import safe_open
-
-    total = 0
-    for file in directory.glob("*.safetensors"):
-        with safe_open(str(file), "numpy") as tensors:
-            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
-    return total
+    return facts | {"rollout": rollout}
 
 
 async def _one_rollout(store: Store) -> str:

