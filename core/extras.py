@@ -24,6 +24,7 @@ MODULES = {
     "server": SERVER,
     "verl": ("verl",),
     "vllm": ("vllm",),
+    "gguf": ("gguf",),
     "postgres": ("psycopg",),
     "ray": ("ray",),
     "prompts": ("agl_prompts", "gepa"),
