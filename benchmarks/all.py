@@ -82,8 +82,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "verl_bridge": ("--steps", "3", "--rounds", "1"),
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
-NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak"}
-"""Parts of others; and chaos and soak, which are no comparisons: `.ci/nightly` runs them, longer."""
+NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak", "gpu"}
+"""Parts of others; chaos and soak, which are no comparisons and run longer in `.ci/nightly`; what needs a GPU."""
 TAIL = 15
 """Lines of a failure that are shown."""
 
@@ -97,15 +97,18 @@ def marks(name: str) -> tuple[str, str]:
     return f"<!-- benchmark {name} -->", f"<!-- end of {name} -->"
 
 
-def block(name: str, printed: str) -> str:
-    """What goes into the page for a benchmark, its marks included."""
+def block(name: str, printed: str, *, command: str | None = None, where: str | None = None) -> str:
+    """What goes into the page for a benchmark, its marks included.
+
+    Args:
+        command: as it was run, if it is none of `QUICK`. where: the hardware, if it is not the CPU.
+    """
     lines = printed.strip("\n").splitlines()
     tables = [line for line in lines if line.startswith("|")]
     body = tables if any(line.startswith("|--") for line in tables) else ["```text", *lines, "```"]
-    command = " ".join(("python", f"benchmarks/{file_of(name)}", *QUICK[name]))
-    when = f"{datetime.date.today()}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.0f}, " + (
-        f"CPython {platform.python_version()}"
-    )
+    command = command or " ".join(("python", f"benchmarks/{file_of(name)}", *QUICK[name]))
+    here = where or f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.0f}"
+    when = f"{datetime.date.today()}, {here}, CPython {platform.python_version()}"
     begin, end = marks(name)
     return "\n".join([begin, f"`{command}` ({when})", "", *body, end])
 

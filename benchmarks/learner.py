@@ -25,9 +25,10 @@ import torch
 
 from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Call, Trajectory, Transition, float_array, int_array
-from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.learner.learner import Learner
-from agl.trainer.local.model import load_policy
+from agl.trainer.local.memory import update_memory, with_adapters
+from agl.trainer.local.model import LoadedPolicy, add_adapter, load_policy
 
 SIZES = {
     "tiny": dict(hidden_size=128, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4, vocab_size=400),
@@ -40,17 +41,21 @@ SIZES = {
     "1.5b": dict(
         hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12, vocab_size=151936
     ),
+    "3b": dict(
+        hidden_size=2048, intermediate_size=11008, num_hidden_layers=36, num_attention_heads=16, vocab_size=151936
+    ),
 }
 
 
 def model_for(arguments: argparse.Namespace, device: torch.device) -> Any:
     """The model of `--model`, or a random one of `--size`."""
+    lora = LoraSpec(arguments.lora) if arguments.lora else None
     if arguments.model:
-        return load_policy(arguments.model, device=str(device)).model
+        return load_policy(arguments.model, device=str(device), lora=lora).model
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    shape = SIZES[arguments.size]
+    shape: dict[str, Any] = SIZES[arguments.size]
     config = LlamaConfig(
         **shape,
         num_key_value_heads=2,
@@ -58,7 +63,14 @@ def model_for(arguments: argparse.Namespace, device: torch.device) -> Any:
         tie_word_embeddings=True,
         attn_implementation="eager" if device.type == "cpu" else "sdpa",
     )
-    return LlamaForCausalLM(config).to(device)  # type: ignore[arg-type]
+    model: Any = LlamaForCausalLM(config)
+    model = model.to(device)
+    if lora is None:
+        return model
+    # As a policy with an adapter is loaded.
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    plain = LoadedPolicy(model.to(kind), None, device, kind, config.max_position_embeddings)
+    return add_adapter(plain, lora).model
 
 
 def conversations(arguments: argparse.Namespace, turns: int, vocabulary: int) -> list[Trajectory]:
@@ -130,6 +142,21 @@ def prepare(
     return prepared
 
 
+def predicted(arguments: argparse.Namespace, row_tokens: int, device: torch.device) -> int:
+    """What an update takes by `update_memory`, in addition to the weights."""
+    plain = argparse.Namespace(**vars(arguments) | {"lora": None})
+    model = model_for(plain, torch.device("cpu"))
+    config = LearnerConfig(share_prefixes=True)
+    tokens = arguments.max_tokens_per_microbatch or (4096 if device.type == "cpu" else 16384)
+    needed = update_memory(
+        model, config, tokens, row_tokens=row_tokens, trained=tokens // 2, autocast=device.type == "cuda"
+    )
+    weights = sum(p.numel() for p in model.parameters())
+    if arguments.lora:
+        return with_adapters(model, arguments.lora, needed).total - 2 * weights
+    return needed.total - 4 * weights
+
+
 def peak_bytes(arguments: argparse.Namespace, turns: int, side: str) -> int:
     """What one update takes, in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -169,6 +196,8 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=24, help="tokens sampled per turn")
     parser.add_argument("--observation", type=int, default=16, help="tokens between two answers")
     parser.add_argument("--max-tokens-per-microbatch", type=int, help="the learner's default unless given")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train an adapter instead of all weights")
+    parser.add_argument("--formula", action="store_true", help="also print the memory that the formula predicts")
     parser.add_argument("--autocast", choices=["bfloat16", "float32"], help="the learner's default unless given")
     parser.add_argument("--threads", type=int, help="torch threads on CPU")
     parser.add_argument("--repeats", type=int, default=3)
@@ -215,6 +244,9 @@ def main() -> None:
                 f"{found['peak_bytes'] / 1e6:>7.0f}  {found['token_ratio']:.2f} tokens, {found['time_ratio']:.2f} time"
             )
         results.append(entry)
+        if arguments.formula:
+            longest = max(len(row) for _, rows in prepared.values() for row in rows)
+            print(f"{turns:>5} by the formula, at most: {predicted(arguments, longest, device) / 1e6:.0f} MB")
     if arguments.json:
         facts = {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",

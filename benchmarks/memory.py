@@ -9,13 +9,14 @@ weight is made or downloaded.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.memory import GIB, model_of_shapes, update_memory, with_adapters
 
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "0.5B": dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
                  num_key_value_heads=2, vocab_size=151936, tie_word_embeddings=True),
     "1.5B": dict(hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,

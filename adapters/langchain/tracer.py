@@ -8,6 +8,7 @@ so `uninstrument` removes it from LangChain's list.
 from __future__ import annotations
 
 import functools
+import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,11 +110,13 @@ class _Run:
     Attributes:
         around: the parent scope of the run's children: its own scope, or the one that it was started in.
         label: names the run's agent. scope: the scope that it opened, if any.
+        request: of a model call, its messages and its tools.
     """
 
     around: Scope
     label: Label
     scope: Scope | None = None
+    request: tuple[Sequence[Any], Sequence[Any]] = ((), ())
 
     def opened(self, scope: Scope | None) -> None:
         if scope is not None:
@@ -220,6 +223,7 @@ def _handler() -> BaseCallbackHandler:
             }
             provider = known.get("ls_provider")
             run.opened(model_call(model, provider, agent=agent, parent=parent, attributes=attributes))
+            run.request = (messages[0] if messages else (), params.get("tools") or ())
 
         def on_llm_start(
             self, serialized: Mapping[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any
@@ -234,7 +238,12 @@ def _handler() -> BaseCallbackHandler:
                     for message in (getattr(g, "message", None) for batch in response.generations for g in batch):
                         calls = getattr(message, "tool_calls", None) or ()
                         issued.update({call["id"]: scope.agent for call in calls if call["id"]})
-                self._close(run_id, attributes=_facts(response, scope.rollout.capture_content))
+                content = scope.rollout.capture_content
+                facts = _facts(response, content)
+                # A request that no SDK's hook has seen: of another client, or of a model that runs here.
+                if content and semconv.INPUT_MESSAGES not in scope.span.attributes:
+                    facts |= _request(*run.request)
+                self._close(run_id, attributes=facts)
 
         def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
             self._close(run_id, error)
@@ -324,6 +333,21 @@ def _client_url(serialized: Mapping[str, Any] | None, params: Mapping[str, Any])
                 return value
     match = _URL.search(str((serialized or {}).get("repr") or ""))
     return match.group(0) if match else None
+
+
+def _request(messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
+    """What a model was asked, as it is recorded."""
+    from langchain_core.messages.utils import convert_to_openai_messages
+    from langchain_core.utils.function_calling import convert_to_openai_tool
+
+    try:
+        asked = convert_to_openai_messages([messages] if isinstance(messages, str) else messages)
+        facts = write.request_facts({"messages": asked})
+        if tools:
+            facts[semconv.TOOL_DEFINITIONS] = json.dumps([convert_to_openai_tool(tool) for tool in tools], default=str)
+    except (ValueError, TypeError, KeyError):  # a part of a form that LangChain does not know
+        return {semconv.INPUT_MESSAGES: json.dumps(messages, default=str)}
+    return facts
 
 
 def _facts(response: Any, content: bool) -> dict[str, Any]:

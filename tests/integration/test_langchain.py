@@ -25,9 +25,12 @@ from agl.adapters.langchain import LangChainTracer, wrap
 from agl.agents.agent import RolloutInfo
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.messages import read
 from agl.testing.provider import Provider, Reply, says, serve
 from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
+from agl.trainer.quickstart.agent import build_agent
+from agl.trainer.quickstart.real import Expert
 
 
 @pytest.fixture
@@ -316,3 +319,15 @@ def test_wrapped_agents_take_a_question_and_give_text(provider: Provider) -> Non
 
     asyncio.run(main())
     assert wrap(chain).name == "agent"
+
+
+def test_a_model_that_no_sdk_calls_is_recorded_with_its_request(rollout: RolloutContext) -> None:
+    """Of another provider, or one that runs here: seen red, recorded runs of such a model could not be imitated."""
+    build_agent(Expert(), system_prompt="Count.").invoke(ask("What is 12 * 34?"))
+    first, second = of(rollout, semconv.CHAT)
+    assert [(m.role, m.text) for m in read.sent(first)] == [("system", "Count."), ("user", "What is 12 * 34?")]
+    assert [t["function"]["name"] for t in read.offered(first)] == ["calculator"]
+    call, result = read.sent(second)[-2:]
+    assert call.tool_calls[0].json_arguments == '{"expression": "12 * 34"}'
+    assert result.tool_results[0].content == "408"
+    assert [m.text for m in read.said(second)] == ["408"]

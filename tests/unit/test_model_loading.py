@@ -255,6 +255,11 @@ class TestOptions:
         with pytest.raises(ConfigError, match=message):
             load_policy(whole, **{"device": "cpu", **options})
 
+    @pytest.mark.skipif(torch.backends.mps.is_available(), reason="needs a machine without an Apple GPU")
+    def test_an_apple_gpu_where_there_is_none(self, whole: Path):
+        with pytest.raises(ConfigError, match="finds no Apple GPU here"):
+            load_policy(whole, device="mps")
+
     @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without cuda")
     def test_cuda_where_there_is_none(self, whole: Path):
         with pytest.raises(ConfigError, match="torch sees 0 cuda devices"):

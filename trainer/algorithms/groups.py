@@ -88,7 +88,7 @@ class Device:
     """Settings of the hardware and its memory.
 
     Attributes:
-        device: device of the policy: "cpu", "cuda" or "auto" (cuda where there is a GPU).
+        device: device of the policy: "cpu", "cuda", "mps" or "auto" (cuda where there is a GPU, else the CPU).
         dtype: dtype of the weights: "float32", "bfloat16", "float16" or "auto" (by the device).
         engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
         gpu_memory: share of the GPU's memory that "vllm" takes; None = 0.4. While the learner works it is the

@@ -73,7 +73,7 @@ _AS_TEXT: Mapping[str, Any] = {
     "by": str,
     "teacher": str | dict[str, str],
     "lora": int | LoraSpec | None,
-    "device": Literal["auto", "cpu", "cuda"],
+    "device": Literal["auto", "cpu", "cuda", "mps"],
     "engine": str | None,
     "agents": str | list[str] | None,
     "credit": str,

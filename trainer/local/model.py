@@ -58,7 +58,7 @@ def load_policy(
 
     Args:
         path: a local Hugging Face model directory or a hub id.
-        device: "cpu", "cuda", "cuda:1", ..., or "auto": cuda where there is one.
+        device: "cpu", "cuda", "cuda:1", ..., "mps", or "auto": cuda where there is one, else the CPU.
         dtype: of the base model's weights: "float32", "bfloat16" or "auto": bfloat16 under LoRA on cuda, otherwise
             float32. Weights in training are always float32; computing in bfloat16 is the learner's `autocast`.
         lora: train an adapter instead of all weights.
@@ -184,9 +184,13 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device={name!r} is not known", hint="choose auto, cpu, cuda or cuda:<n>") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device={name!r} is not supported", hint="choose auto, cpu, cuda or cuda:<n>")
+        raise ConfigError(f"device={name!r} is not known", hint="choose auto, cpu, cuda, cuda:<n> or mps") from error
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"device={name!r} is not supported", hint="choose auto, cpu, cuda, cuda:<n> or mps")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(
+            f"device={name!r}, but torch {torch.__version__} finds no Apple GPU here", hint="choose auto or cpu"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"device={name!r}, but torch sees {torch.cuda.device_count()} cuda devices",

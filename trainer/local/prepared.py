@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from agl.errors import ConfigError, ModelLoadError, nearest
 from agl.trainer.local.config import policy_directory
@@ -141,7 +142,7 @@ def prepare(source: str, template: str | None, target: Path) -> None:
     if template is not None:
         tokenizer.chat_template = template
         lacking = set(_CONTROL.findall(template)) - set(tokenizer.get_vocab())
-        added: list[str | AddedToken] = [AddedToken(t, special=True, normalized=False) for t in sorted(lacking)]
+        added: list[Any] = [AddedToken(t, special=True, normalized=False) for t in sorted(lacking)]
         tokenizer.add_tokens(added)
         rows = max(tokenizer.get_vocab().values()) + 1
         if rows > config.get_text_config().vocab_size:

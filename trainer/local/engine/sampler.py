@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from agl.trainer.engines.base import Sampling
+from agl.trainer.local.precision import wide
 
 _BLOCK = 64
 _BELOW_ONE = 1.0 - 2.0**-40
@@ -88,19 +89,20 @@ class Warp:
         if self.top_k is not None:
             drop |= (torch.arange(ordered.shape[-1], device=ordered.device) >= self.top_k) & (self.top_k > 0)
         if self.top_p is not None:
-            probs = torch.softmax(ordered.masked_fill(drop, -torch.inf), dim=-1, dtype=torch.float64)
-            nucleus = (torch.cumsum(probs, dim=-1) - probs) >= self.top_p
-            drop |= nucleus & (self.top_p < 1.0)
+            probs = torch.softmax(wide(ordered.masked_fill(drop, -torch.inf)), dim=-1)
+            before = torch.cumsum(probs, dim=-1) - probs
+            drop |= (before >= self.top_p.to(before.device)).to(drop.device) & (self.top_p < 1.0)
         allowed = logits.masked_fill(torch.zeros_like(drop).scatter_(1, order, drop), -torch.inf)
         return torch.log_softmax(allowed, dim=-1)
 
     def draw(self, logprobs: Tensor, uniforms: Sequence[float]) -> tuple[Tensor, Tensor]:
         """Tokens int64 [B] by inverse CDF at `uniforms` (argmax for greedy rows), and their log-probs float32 [B]."""
         # In float32 the sum over a large vocabulary is off by more than the probability of rare tokens.
-        cdf = torch.cumsum(logprobs.exp(), dim=-1, dtype=torch.float64)
+        cdf = torch.cumsum(wide(logprobs.exp()), dim=-1)
         at = torch.tensor(uniforms, dtype=torch.float64).to(cdf.device)[:, None].clamp_(max=_BELOW_ONE)
         # right=True skips the empty steps of the CDF, the tokens of probability 0.
         tokens = torch.searchsorted(cdf, at * cdf[:, -1:], right=True).clamp_(max=logprobs.shape[-1] - 1)
+        tokens = tokens.to(logprobs.device)
         if self.greedy is not None:
             tokens = torch.where(self.greedy[:, None], logprobs.argmax(dim=-1, keepdim=True), tokens)
         return tokens[:, 0], logprobs.gather(1, tokens)[:, 0]

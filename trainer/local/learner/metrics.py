@@ -12,6 +12,7 @@ from torch import Tensor
 
 from agl.errors import TrainingError
 from agl.mdp.sequence import TrainingRow
+from agl.trainer.local.precision import wide
 
 
 class Totals:
@@ -31,7 +32,7 @@ class Totals:
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Add values of tokens or of pairs; the mean over all that were added under a name is its metric."""
         for name, value in values.items():
-            total = value.detach().sum(dtype=torch.float64)
+            total = wide(value.detach()).sum()
             self._sums[name] = self._sums[name] + total if name in self._sums else total
             self._counts[name] += value.numel()
         if "abs_log_ratio" in values:

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# The first hour on a GPU: see gpu.py. Without --cpu it makes its environment from a bundle of gpu_bundle.sh, beside the
+# torch that the machine has, with no network: benchmarks/gpu.sh --bundle DIR [PART ...].
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bundle="" rest=()
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --bundle) bundle="$2"; shift 2 ;;
+        *) rest+=("$1"); shift ;;
+    esac
+done
+python="${PYTHON:-python3}"
+if [ -n "$bundle" ]; then
+    unpacked="$bundle/unpacked"
+    if [ ! -f "$unpacked/done" ]; then
+        mkdir -p "$unpacked"
+        cat "$bundle"/bundle.tar.* | tar -x -C "$unpacked"
+        "$python" -m venv --system-site-packages "$unpacked/venv"
+        "$unpacked/venv/bin/pip" install --quiet --no-index --find-links "$unpacked/wheels" -r "$unpacked/requirements.txt"
+        touch "$unpacked/done"
+    fi
+    python="$unpacked/venv/bin/python"
+    rest+=(--model "$unpacked/$(basename "$unpacked"/*.gguf)")
+fi
+export PYTHONPATH="$PWD/.src"
+[[ " ${rest[*]} " == *" --cpu "* ]] || export AGL_TEST_DEVICE=cuda
+exec "$python" benchmarks/gpu.py "${rest[@]}"
