@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-bundle="" rest=()
+bundle="" site="" rest=()
 while [ $# -gt 0 ]; do
     case "$1" in
         --bundle) bundle="$2"; shift 2 ;;
@@ -17,13 +17,13 @@ if [ -n "$bundle" ]; then
     if [ ! -f "$unpacked/done" ]; then
         mkdir -p "$unpacked"
         cat "$bundle"/bundle.tar.* | tar -x -C "$unpacked"
-        "$python" -m venv --system-site-packages "$unpacked/venv"
-        "$unpacked/venv/bin/pip" install --quiet --no-index --find-links "$unpacked/wheels" -r "$unpacked/requirements.txt"
+        # Beside the interpreter's own packages, of which torch is one, wherever they are.
+        "$python" -m pip install --quiet --no-deps --target "$unpacked/site" "$unpacked"/wheels/*.whl
         touch "$unpacked/done"
     fi
-    python="$unpacked/venv/bin/python"
+    site="$unpacked/site:"
     rest+=(--model "$unpacked/$(basename "$unpacked"/*.gguf)")
 fi
-export PYTHONPATH="$PWD/.src"
+export PYTHONPATH="$site$PWD/.src"
 [[ " ${rest[*]} " == *" --cpu "* ]] || export AGL_TEST_DEVICE=cuda
 exec "$python" benchmarks/gpu.py "${rest[@]}"

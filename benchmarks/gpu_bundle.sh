@@ -15,7 +15,7 @@ import re, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-wanted = [*project["dependencies"], *extras["local"], *extras["gguf"], *extras["langchain"], *extras["rewards"]]
+wanted = [*project["dependencies"], *extras["local"], *extras["gguf"], *extras["langchain"]]
 wanted += ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "anthropic"]
 print(*sorted({line for line in wanted if not re.match(r"torch\b|agl\b", line)}), sep="\n")
 PYTHON

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +34,30 @@ from agl.trainer.store.base import Store
 from agl.trainer.store.location import read_store
 from agl.trainer.traces.stored import traces
 
-EXPERT_TASKS, HELDOUT_TASKS = 96, 128
-GROUP_SIZE, BATCH_SIZE = 8, 8
 STEPS = 6
 SYSTEM_PROMPT = "Use the calculator, then answer with the number."
 SETTINGS: Mapping[str, Any] = {
     "max_response_tokens": 64,
     "max_context": 512,
     "max_batch": 64,
-    "max_tokens_per_microbatch": 1024,  # longer passes take twice the memory and are no faster
+    "max_tokens_per_microbatch": 512,  # longer passes take more memory and are no faster
     "threads": os.cpu_count(),  # the model computes nearly all of the time
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done.
+
+    Attributes:
+        expert: tasks that the expert solves, each of which is imitated once. heldout: tasks that measure.
+        batch: tasks of a step of GRPO. group: rollouts of each.
+    """
+
+    expert: int = 96
+    heldout: int = 128
+    batch: int = 8
+    group: int = 8
 
 
 class Expert(BaseChatModel):
@@ -94,6 +108,7 @@ def run(
     steps: int = STEPS,
     n_workers: int = 32,
     progress: bool = True,
+    size: Size = Size(),
 ) -> dict[str, Any]:
     """Run it in the directory `out` and print its result; the facts are those of `quickstart.run.run`.
 
@@ -107,8 +122,8 @@ def run(
         file.unlink()
     agent = wrap(build_agent(system_prompt=SYSTEM_PROMPT, max_tokens=64), reward=last_number)
     expert = wrap(build_agent(Expert(), system_prompt=SYSTEM_PROMPT), reward=last_number)
-    train = products(max(EXPERT_TASKS, steps * BATCH_SIZE), seed=seed, split="train")
-    heldout = products(HELDOUT_TASKS, seed=seed, split="heldout")
+    train = products(max(size.expert, steps * size.batch), seed=seed, split="train")
+    heldout = products(size.heldout, seed=seed, split="heldout")
     options: dict[str, Any] = {"n_workers": n_workers, "seed": seed, "progress": progress}
 
     def say(text: str) -> None:
@@ -116,9 +131,9 @@ def run(
             console.print(text)
 
     model = model or smollm2()
-    say(f"1. an expert solves {EXPERT_TASKS} tasks with the agent; its runs are recorded")
-    Trainer(Baseline(), directory=out / "expert", **options).fit(expert, train[:EXPERT_TASKS])
-    say(f"2. {model} solves {HELDOUT_TASKS} held-out tasks, imitates the expert, and solves them again")
+    say(f"1. an expert solves {size.expert} tasks with the agent; its runs are recorded")
+    Trainer(Baseline(), directory=out / "expert", **options).fit(expert, train[: size.expert])
+    say(f"2. {model} solves {size.heldout} held-out tasks, imitates the expert, and solves them again")
     imitated = Trainer(
         SFT(
             model=model, chat_template="hermes", data=traces(out / "expert"), epochs=1, batch_size=16,
@@ -126,10 +141,10 @@ def run(
         ),
         directory=out / "imitation", store=str(out / "run.db"), **options,
     ).fit(agent, [], heldout)  # fmt: skip
-    say(f"3. GRPO: {steps} steps of {BATCH_SIZE * GROUP_SIZE} rollouts; reward 1 for the right answer, else 0")
+    say(f"3. GRPO: {steps} steps of {size.batch * size.group} rollouts; reward 1 for the right answer, else 0")
     result = Trainer(
         GRPO(
-            model=str(imitated.policy), group_size=GROUP_SIZE, batch_size=BATCH_SIZE, steps=steps, learning_rate=1e-5,
+            model=str(imitated.policy), group_size=size.group, batch_size=size.batch, steps=steps, learning_rate=2e-5,
             val_every=steps, val_before_train=False, checkpoint_every=steps, **SETTINGS,
         ),
         directory=out, store=str(out / "run.db"), **options,

@@ -1,0 +1,46 @@
+"""`agl quickstart --real` with SmolLM2-135M-Instruct itself: in a few steps here, whole every night."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agl.errors import ModelLoadError
+from agl.trainer.quickstart.real import Size, run
+from agl.trainer.quickstart.smollm2 import smollm2_file
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    try:
+        return str(smollm2_file())
+    except ModelLoadError as error:
+        pytest.skip(f"SmolLM2 cannot be downloaded here: {error.message}")
+
+
+def test_a_pretrained_model_imitates_and_trains(model: str, tmp_path: Path) -> None:
+    small = Size(expert=16, heldout=4, batch=1, group=2)
+    facts = run(tmp_path, model=model, steps=2, n_workers=4, progress=False, size=small)
+    assert facts["parameters"] == 134_515_008
+    assert facts["before"] == 0.0
+    policy = Path(facts["policy"])
+    assert "<tool_call>" in (policy / "chat_template.jinja").read_text()
+    # The line that it prints at its end: the trained agent answers.
+    ask = [sys.executable, "-m", "agl.trainer.quickstart.agent", "What is 417 * 286?"]
+    command = [sys.executable, "-c", "from agl.trainer.cli import main; main()", "run", "--model", str(policy)]
+    said = subprocess.run([*command, "--agents", "solver", "--", *ask], capture_output=True, text=True, cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert "417 * 286" in said.stdout
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_ends_above_ninety_percent(seed: int, model: str, tmp_path: Path) -> None:
+    facts = run(tmp_path, model=model, seed=seed, progress=False)
+    assert facts["before"] < 0.05
+    assert facts["after"] >= 0.9
