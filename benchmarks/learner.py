@@ -203,6 +203,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
+    # As the policy process does: an adapter's first gradients are that small.
+    torch.set_flush_denormal(True)
     device = torch.device(arguments.device)
     arguments.size = arguments.size or ("tiny" if device.type == "cpu" else "0.5b")
 
