@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import agl
 from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.cli.doctor_model import examine_model
+from agl.trainer.local.conversion import prepare
 from agl.trainer.local.memory import require_memory
 from agl.trainer.local.model import load_policy, save_model
-from agl.trainer.local.prepared import CACHE_VARIABLE, model_directory, prepare
+from agl.trainer.local.prepared import CACHE_VARIABLE, model_directory
 from agl.trainer.local.tokenizer import PROBE, load_tokenizer
 from agl.trainer.rendering.rendering import Rendering
 

@@ -20,14 +20,14 @@ from agl.trainer.local.policy import PolicySpec, environment
 OWN = {
     "group_size", "batch_size", "steps", "epochs", "adv_estimator", "baseline_decay", "normalize_std",
     "dynamic_sampling", "max_gen_batches", "overlong", "temperature", "max_response_tokens",
-    "val_temperature", "val_every", "val_before_train", "renderer", "prompts", "checkpoint_every",
+    "val_temperature", "val_every", "val_before_train", "renderer", "chat_template", "prompts", "checkpoint_every",
 }  # fmt: skip
 """Settings of the algorithm that the policy process does not know by that name."""
 DERIVED = {"critic", "total_steps", "loss_scale_factor", "seed"}
 """The learner's settings that follow from others."""
 DEFAULTS = {"dual_clip", "share_prefixes", "beta"}
 """The learner's settings that no policy gradient changes; `beta` is of `agl.DPO`."""
-OF_THE_RUN = {"name", "seed", "learner"}
+OF_THE_RUN = {"name", "seed", "learner", "trained"}
 """What a policy process has from elsewhere than the algorithm's fields of the same name."""
 
 

@@ -179,7 +179,7 @@ def test_what_is_imitated(train: Any, tmp_path: Path) -> None:
         (["--credit", "discuonted(0.9)"], "--credit: there is no credit 'discuonted"),
         (["--credit", "discounted(gama=0.9)"], "--credit: credit 'discounted"),
         (["--credit", "discounted(open('x'))"], "--credit: credit .*malformed"),
-        (["--device", "cdua"], "--device: device is 'cdua': input should be 'auto', 'cpu' or 'cuda'"),
+        (["--device", "cdua"], "--device: device is 'cdua': input should be 'auto', 'cpu', 'cuda' or 'mps'"),
         (["--config", "none.yaml"], "the configuration cannot be read"),
         (["--tasks", "tasks.jsonl"], "no agent given"),
         (["--kl-coef", "0.1", "--set", "kl_coef=0.2"], "--kl-coef: kl_coef is set twice: --set kl_coef=0.2 sets it"),

@@ -35,6 +35,7 @@ def test_the_lower_bounds_are_the_versions_that_passed(framework: Framework) -> 
 def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
     others = {
         "local",
+        "gguf",
         "server",
         "postgres",
         "ray",

@@ -153,7 +153,7 @@ def require_memory(name: str, config: Any, device: torch.device, dtype: torch.dt
     free = free_bytes(device)
     if free is None:
         return
-    shapes = model_of_shapes(config, dtype=dtype).requires_grad_(trained)
+    shapes = model_of_shapes(config, "eager", dtype).requires_grad_(trained)
     needed = training_bytes(shapes)
     if needed <= free:
         return
