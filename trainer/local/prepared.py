@@ -43,7 +43,7 @@ def model_directory(model: str | os.PathLike[str], chat_template: str | None = N
     if file is None and template is None:
         return directory
     source = str(file or directory)
-    target = cache_directory() / "models" / f"{Path(source).stem}-{_key(source, template)}"
+    target = cache_directory() / "models" / f"{Path(source).name.removesuffix('.gguf')}-{_key(source, template)}"
     if not (target / "config.json").is_file():
         _make(source, template, target)
     return str(target)
@@ -61,8 +61,9 @@ def _template(name: str) -> str:
 
     path = TEMPLATES / f"{name}.jinja" if name in TEMPLATE_NAMES else Path(name).expanduser()
     if not path.is_file():
-        known = f"a Jinja file, or one of {', '.join(TEMPLATE_NAMES)}"
-        raise ConfigError(f"chat_template={name!r} is not known", hint=nearest(name, TEMPLATE_NAMES) or known)
+        raise ConfigError(
+            f"chat_template={name!r} is neither a name nor a Jinja file", hint=nearest(name, TEMPLATE_NAMES)
+        )
     text = path.read_text(encoding="utf-8")
     try:
         Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)

@@ -38,7 +38,7 @@ STEPS = 6
 SYSTEM_PROMPT = "Use the calculator, then answer with the number."
 SETTINGS: Mapping[str, Any] = {
     "max_response_tokens": 64,
-    "max_context": 512,
+    "max_context": 384,
     "max_batch": 64,
     "max_tokens_per_microbatch": 512,  # longer passes take more memory and are no faster
     "threads": os.cpu_count(),  # the model computes nearly all of the time
