@@ -1,6 +1,7 @@
 """GRPO by agl against GRPO by TRL: seconds a step, processor time a step and reward per minute.
 
     python benchmarks/trl_grpo.py [--trl-python PATH] [--cases single long] [--rounds 2] [--steps 6]
+    python benchmarks/trl_grpo.py --model DIR --threads 2 --rollouts 64    # a real model in place of the tiny one
 
 The same policy from scratch, tasks, rewards, groups, sampling and optimiser, in float32, each side on the same cores.
 TRL samples in its own process with `generate`; agl's side is an agent that calls the OpenAI SDK over HTTP, with its
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class Clock:
 # -- the two sides, each in a process of its own ----------------------------------------------------------------------
 
 
-def trl(case: Case, model: str, steps: int, threads: int, system: str, directory: str) -> list[Step]:
+def trl(case: Case, model: str, steps: int, threads: int, system: str, directory: str, rate: float) -> list[Step]:
     """Steps of TRL's trainer."""
     import torch
     from datasets import Dataset
@@ -123,7 +124,7 @@ def trl(case: Case, model: str, steps: int, threads: int, system: str, directory
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir=directory, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
-            save_strategy="no", logging_steps=1, disable_tqdm=True, max_steps=steps, learning_rate=5e-4,
+            save_strategy="no", logging_steps=1, disable_tqdm=True, max_steps=steps, learning_rate=rate,
             lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=0.95, max_grad_norm=1.0, beta=0.0,
             epsilon=0.2, loss_type="dapo", scale_rewards="group", temperature=1.0, num_generations=case.group,
             per_device_train_batch_size=case.batch * case.group, max_completion_length=TOKENS, seed=0,
@@ -151,7 +152,7 @@ async def agent(task: dict[str, Any]) -> float:
     return reward_of(answer.choices[0].message.content or "")
 
 
-def agl(case: Case, model: str, steps: int, threads: int, system: str, directory: str) -> list[Step]:
+def agl(case: Case, model: str, steps: int, threads: int, system: str, directory: str, rate: float) -> list[Step]:
     """Steps of agl's trainer."""
     import agl
     from agl.trainer.run.callbacks import Callback, Entry, RunView
@@ -164,7 +165,7 @@ def agl(case: Case, model: str, steps: int, threads: int, system: str, directory
             clock.step(float(entry["train/reward"]), float(entry.get("learner/tokens", 0)))
 
     algorithm = agl.GRPO(
-        model=model, group_size=case.group, batch_size=case.batch, steps=steps, learning_rate=5e-4, betas=(0.9, 0.95),
+        model=model, group_size=case.group, batch_size=case.batch, steps=steps, learning_rate=rate, betas=(0.9, 0.95),
         max_response_tokens=TOKENS, device="cpu", threads=threads, max_batch=case.batch * case.group,
         checkpoint_every=steps, val_before_train=False,
     )  # fmt: skip
@@ -210,6 +211,19 @@ def make_policy(directory: Path, case: Case) -> tuple[Path, str]:
     return policy, system
 
 
+def real_policy(model: str, case: Case) -> tuple[Path, str]:
+    """A model that was there before, and the system prompt of the case; the long one has half as many tokens."""
+    from agl.trainer.local.prepared import model_directory
+    from agl.trainer.local.tokenizer import load_tokenizer
+
+    directory = model_directory(model)
+    tokenizer, system, rule = load_tokenizer(directory), "Answer.", 0
+    while case.long and len(tokenizer.encode(system)) < LONG // 2:
+        rule += 1
+        system += f"\nRule {rule}. Answer question {rule} with the number {rule * 37 % 1000} and nothing else."
+    return Path(directory), system
+
+
 def trl_python(venv: Path) -> Path:
     """The interpreter of an environment with the newest TRL and this environment's torch; made if missing."""
     python = venv / "bin" / "python"
@@ -227,8 +241,9 @@ def turn(side: str, python: Path, name: str, options: argparse.Namespace, model:
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
     with tempfile.TemporaryDirectory() as scratch:
         job = {
-            "side": side, "case": name, "model": str(model), "steps": WARM + options.steps, "threads": options.threads,
-            "system": system, "directory": scratch,
+            "side": side, "case": asdict(CASES[name]), "model": str(model), "steps": WARM + options.steps,
+            "threads": options.threads, "system": system, "directory": scratch,
+            "rate": 5e-4 if options.model is None else 1e-5,
         }  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
         out = Path(scratch) / "steps.json"
@@ -290,6 +305,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cores", type=int, default=2, help="cores of either side")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of either side")
+    parser.add_argument("--model", help="directory or GGUF file to train in place of a tiny policy")
+    parser.add_argument("--rollouts", type=int, help="of a step, instead of 128 and 32")
     parser.add_argument("--policies", type=Path, help="keep the policies here, and take those that are there")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -297,14 +314,20 @@ def main() -> None:
     if options.job:
         job = json.loads(options.job)
         run = {"agl": agl, "trl": trl}[job.pop("side")]
-        done = run(CASES[job.pop("case")], **job)
+        done = run(Case(**job.pop("case")), **job)
         options.json.write_text(json.dumps([asdict(step) for step in done]))
         return
+    if options.rollouts:
+        for name, case in CASES.items():
+            CASES[name] = replace(case, batch=max(1, options.rollouts // case.group))
     with tempfile.TemporaryDirectory() as scratch:
         pythons = {"agl": Path(sys.executable), "trl": options.trl_python or trl_python(options.rival_venv)}
         results = []
         for name in options.cases:
-            model, system = make_policy(options.policies or Path(scratch), CASES[name])
+            if options.model is None:
+                model, system = make_policy(options.policies or Path(scratch), CASES[name])
+            else:
+                model, system = real_policy(options.model, CASES[name])
             steps: dict[str, list[Step]] = {side: [] for side in pythons}
             for i in range(options.rounds):
                 for side, python in pythons.items():
