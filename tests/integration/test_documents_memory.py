@@ -58,7 +58,7 @@ def test_what_is_advised_fits(card: str, name: str, advice: str) -> None:
 def test_adapters_take_what_the_bound_says_or_less(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured on the CPU by torch's allocator, for 31M parameters; at most a third less, where layers are computed
     again."""
-    for module in ("agl.trainer.local.learner.logprobs", "memory"):
+    for module in ("agl.trainer.local.learner.logprobs", "agl.trainer.local.memory"):
         monkeypatch.setattr(f"{module}.CHUNK_ELEMENTS", 1 << 23)
     base = copy.deepcopy(options.model("llama-32k")).to("cpu")
     base.set_attn_implementation("sdpa")

@@ -178,7 +178,7 @@ def test_an_update_takes_the_memory_that_the_formula_says(
 ) -> None:
     """The peak within a tenth, and what an update adds to weights, gradient and moments within a quarter."""
     monkeypatch.setattr(LIMIT, 1 << 23)
-    monkeypatch.setattr("memory.CHUNK_ELEMENTS", 1 << 23)
+    monkeypatch.setattr("agl.trainer.local.memory.CHUNK_ELEMENTS", 1 << 23)
     length, batch = 512, 2
     subject = learner(name, max_tokens_per_microbatch=batch * length, **options)
     data = [long_row(i, length, MODELS[name][2]["vocab_size"]) for i in range(2 * batch)]

@@ -1,4 +1,4 @@
-"""`agl quickstart --real` with SmolLM2-135M-Instruct itself: in a few steps here, whole every night."""
+"""`agl quickstart --real` with SmolLM2-135M-Instruct itself: in a step each here, whole every night."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def model() -> str:
 
 
 def test_a_pretrained_model_imitates_and_trains(model: str, tmp_path: Path) -> None:
-    small = Size(expert=16, heldout=4, batch=1, group=2)
-    facts = run(tmp_path, model=model, steps=2, n_workers=4, progress=False, size=small)
+    small = Size(expert=8, heldout=2, batch=1, group=2)
+    facts = run(tmp_path, model=model, steps=1, n_workers=4, progress=False, size=small)
     assert facts["parameters"] == 134_515_008
     assert facts["before"] == 0.0
     policy = Path(facts["policy"])

@@ -46,7 +46,7 @@ class Progress:
         self._failed = 0
         self._expected = 0
         self._unit = "step"
-        self._doing = ""
+        self._doing = self._loaded = ""
         self._last_line = 0.0
 
     def loading(self, text: str) -> None:
@@ -61,8 +61,8 @@ class Progress:
         elif not self._last_line:
             # Most models are there in a few seconds.
             self._last_line = time.monotonic()
-        elif time.monotonic() - self._last_line > LINE_SECONDS:
-            self._last_line = time.monotonic()
+        elif text != self._loaded and time.monotonic() - self._last_line > LINE_SECONDS:
+            self._loaded, self._last_line = text, time.monotonic()
             self.console.print(escape(text))
 
     def start(self, steps: int, first_step: int = 0, *, unit: str = "step") -> None:
