@@ -82,7 +82,7 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
     )  # fmt: skip
     memory = {
         "all weights": whole.total,
-        f"LoRA of rank {LORA_RANK}": with_adapters(shapes, LORA_RANK, whole).total,
+        f"LoRA, rank {LORA_RANK}": with_adapters(shapes, LORA_RANK, whole).total,
     }
     return ModelReport(
         model=model,
@@ -132,4 +132,4 @@ def show(report: ModelReport) -> None:
     free = "" if report.free is None else f"; {report.free / 2**30:.1f} GiB are free here"
     for name, needed in report.memory.items():
         fits = report.free is None or needed < report.free
-        line(f"train {name}"[:19], f"{needed / 2**30:.1f} GiB{free}{'' if fits else ': too little'}", fits)
+        line(f"train {name}", f"{needed / 2**30:.1f} GiB{free}{'' if fits else ': too little'}", fits)
