@@ -336,13 +336,13 @@ def _client_url(serialized: Mapping[str, Any] | None, params: Mapping[str, Any])
 
 
 def _request(messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
-    """What a model was asked, as it is recorded."""
+    """The attributes for the request of a model call: its messages and tools, in OpenTelemetry's form."""
     from langchain_core.messages.utils import convert_to_openai_messages
     from langchain_core.utils.function_calling import convert_to_openai_tool
 
     try:
-        asked = convert_to_openai_messages([messages] if isinstance(messages, str) else messages)
-        facts = write.request_facts({"messages": asked})
+        history = convert_to_openai_messages([messages] if isinstance(messages, str) else messages)
+        facts = write.request_facts({"messages": history})
         if tools:
             facts[semconv.TOOL_DEFINITIONS] = json.dumps([convert_to_openai_tool(tool) for tool in tools], default=str)
     except (ValueError, TypeError, KeyError):  # a part of a form that LangChain does not know

@@ -7,11 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from tokenizers import Regex, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import agl
 from agl.errors import ConfigError, ModelLoadError
@@ -19,11 +20,9 @@ from agl.trainer.cli.doctor_model import examine_model
 from agl.trainer.local.conversion import prepare
 from agl.trainer.local.memory import require_memory
 from agl.trainer.local.model import load_policy, save_model
-from agl.trainer.local.prepared import CACHE_VARIABLE, model_directory
+from agl.trainer.local.prepared import CACHE_VARIABLE, TEMPLATES, model_directory
 from agl.trainer.local.tokenizer import PROBE, load_tokenizer
 from agl.trainer.rendering.rendering import Rendering
-
-gguf = pytest.importorskip("gguf")
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
@@ -37,8 +36,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def subject(untrained_model: Path, tmp_path: Path) -> tuple[Any, Any]:
-    """A model, and a tokenizer that cuts digits as SmolLM's does."""
+    """A model, and a tokenizer that cuts digits as SmolLM's does; it has tokens of several digits, too."""
     tokenizer = AutoTokenizer.from_pretrained(untrained_model)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[attr-defined]
+    tokenizer = tokenizer.train_new_from_iterator([PROBE, "2024 1692 " * 50], vocab_size=330)
+    assert "2024" in tokenizer.get_vocab()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[attr-defined]
         [
             pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
@@ -110,6 +112,7 @@ def test_a_gguf_model_computes_and_tokenises_as_the_model_that_it_was_made_of(
     for before, after in zip(model.parameters(), policy.model.parameters(), strict=True):
         assert torch.equal(before, after)
     assert policy.tokenizer.encode(PROBE) == tokenizer.encode(PROBE)
+    assert len(policy.tokenizer.encode("2024")) == 4
     assert policy.tokenizer.decode(ids[0]) == PROBE
     assert policy.tokenizer.eos_token == tokenizer.eos_token
     assert policy.tokenizer.chat_template == tokenizer.chat_template
@@ -152,7 +155,6 @@ def test_a_template_is_given_and_kept_and_its_tokens_are_added(
     template: str, untrained_model: Path, tmp_path: Path
 ) -> None:
     plain = load_policy(untrained_model, device="cpu")
-    rows = plain.model.get_input_embeddings().weight.shape[0]
     directory = model_directory(untrained_model, template)
     policy = load_policy(directory, device="cpu")
     rendering = Rendering(policy.tokenizer)
@@ -166,11 +168,41 @@ def test_a_template_is_given_and_kept_and_its_tokens_are_added(
     assert len(policy.tokenizer) == len(plain.tokenizer) + added
     for before, after in zip(plain.model.parameters(), policy.model.parameters(), strict=True):
         assert torch.equal(before, after[: before.shape[0]])
-    assert policy.model.get_output_embeddings().weight.shape[0] >= rows + added - (rows - len(plain.tokenizer))
     # As another engine finds it.
     assert set(rendering.stop_token_ids) <= set(policy.model.generation_config.eos_token_id)
     save_model(policy, tmp_path / "saved")
     assert load_tokenizer(str(tmp_path / "saved")).chat_template == policy.tokenizer.chat_template
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tokens_for_which_the_embedding_has_no_rows_are_trained_and_saved(
+    tied: bool, untrained_model: Path, tmp_path: Path
+) -> None:
+    plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(untrained_model, tie_word_embeddings=tied))
+    plain.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(untrained_model).save_pretrained(tmp_path / "model")
+    rows = plain.config.vocab_size
+    tokens = [f"<|extra_{i}|>" for i in range(rows)]
+    (file := tmp_path / "many.jinja").write_text(
+        "{# " + " ".join(tokens) + " #}" + (TEMPLATES / "hermes.jinja").read_text()
+    )
+    policy = load_policy(model_directory(tmp_path / "model", str(file)), device="cpu")
+    last = [len(policy.tokenizer) - 1]
+    assert last[0] >= rows
+    assert policy.tokenizer.encode(policy.tokenizer.convert_ids_to_tokens(last[0]), add_special_tokens=False) == last
+    embedding, head = policy.model.get_input_embeddings().weight, policy.model.get_output_embeddings().weight
+    assert embedding.shape[0] == head.shape[0] == policy.model.config.vocab_size == len(policy.tokenizer)
+    assert (embedding is head) == tied
+    assert torch.equal(embedding[:rows], plain.get_input_embeddings().weight)
+    ids = torch.tensor([[5, *last, 7]])
+    policy.model(input_ids=ids, labels=ids).loss.backward()
+    assert embedding.grad is not None
+    assert embedding.grad[last].any()
+    save_model(policy, tmp_path / "saved")
+    again = load_policy(tmp_path / "saved", device="cpu")
+    with torch.no_grad():
+        assert torch.equal(policy.model(input_ids=ids).logits, again.model(input_ids=ids).logits)
+    assert (again.model.get_input_embeddings().weight is again.model.get_output_embeddings().weight) == tied
 
 
 def test_a_policy_is_trained_with_the_template_that_it_was_given(untrained_model: Path, tmp_path: Path) -> None:

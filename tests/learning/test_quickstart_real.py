@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from agl.errors import ModelLoadError
 from agl.trainer.quickstart.real import Size, run
 from agl.trainer.quickstart.smollm2 import smollm2_file
 
@@ -17,10 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def model() -> str:
-    try:
-        return str(smollm2_file())
-    except ModelLoadError as error:
-        pytest.skip(f"SmolLM2 cannot be downloaded here: {error.message}")
+    return str(smollm2_file())
 
 
 def test_a_pretrained_model_imitates_and_trains(model: str, tmp_path: Path) -> None:

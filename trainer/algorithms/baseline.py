@@ -12,6 +12,7 @@ from agl.extras import TRAINING, require
 from agl.trainer.engines.base import ServedModel, require_served_model
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.local.config import policy_directory
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.policies.policies import by_policy
@@ -114,7 +115,7 @@ class Baseline:
         try:
             for name, engine in engines.items():
                 model = models[name]
-                directory = None if model is None else str(model)
+                directory = None if model is None else policy_directory(model)
                 if engine is not None:
                     policies[name] = await FrozenPolicy.connect(engine, directory, self.renderer, self.chat_template)
                     continue

@@ -42,10 +42,12 @@ def gguf_file(model: str) -> Path | None:
     """The file, if `model` is a GGUF file, or a directory that holds one and no Hugging Face model.
 
     Raises:
-        ModelLoadError: the directory holds several.
+        ModelLoadError: there is no such file, or the directory holds several.
     """
     path = Path(model).expanduser()
     if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelLoadError("no such file", hint="give a GGUF file, a model directory or a hub id", path=model)
         return path
     if not path.is_dir() or (path / "config.json").is_file():
         return None
@@ -63,15 +65,13 @@ def read_gguf(file: Path) -> GGUFReader:
     """Open a GGUF file; its tensors are mapped, not read.
 
     Raises:
-        ModelLoadError: there is no such file, it is no GGUF file, cut short, or of an architecture that transformers
+        ModelLoadError: it is no GGUF file, cut short, or of an architecture that transformers
             does not convert.
     """
     try:
         from gguf import GGUFReader
     except ImportError as error:
         raise ModelLoadError("GGUF files need the package gguf", hint=install_line("gguf"), path=file) from error
-    if not file.is_file():
-        raise ModelLoadError("no such file", hint="give a GGUF file, a model directory or a hub id", path=file)
     try:
         reader = GGUFReader(file)
     except Exception as error:

@@ -23,6 +23,7 @@ from agl.trainer.algorithms.imitation import SFT
 from agl.trainer.algorithms.policy_gradient import GRPO
 from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.evaluation.policy_report import RolloutQuery
+from agl.trainer.local.prepared import model_directory
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.outcome import conclude
 from agl.trainer.quickstart.smollm2 import smollm2
@@ -35,6 +36,7 @@ from agl.trainer.store.location import read_store
 from agl.trainer.traces.stored import traces
 
 STEPS = 6
+TEMPLATE = "hermes"
 SYSTEM_PROMPT = "Use the calculator, then answer with the number."
 SETTINGS: Mapping[str, Any] = {
     "max_response_tokens": 64,
@@ -116,6 +118,9 @@ def run(
         model: to train instead of SmolLM2: whatever `model=` of an algorithm takes.
     """
     started, console = time.monotonic(), terminal.console()
+    model = model or smollm2()
+    # One that cannot be loaded is refused before anything is removed or run.
+    model_directory(model, TEMPLATE)
     for name in ("expert", "imitation", "checkpoints", "policy"):
         shutil.rmtree(out / name, ignore_errors=True)
     for file in out.glob("run.db*"):
@@ -130,13 +135,12 @@ def run(
         if progress:
             console.print(text)
 
-    model = model or smollm2()
     say(f"1. an expert solves {size.expert} tasks with the agent; its runs are recorded")
     Trainer(Baseline(), directory=out / "expert", **options).fit(expert, train[: size.expert])
     say(f"2. {model} solves {size.heldout} held-out tasks, imitates the expert, and solves them again")
     imitated = Trainer(
         SFT(
-            model=model, chat_template="hermes", data=traces(out / "expert"), epochs=1, batch_size=16,
+            model=model, chat_template=TEMPLATE, data=traces(out / "expert"), epochs=1, batch_size=16,
             learning_rate=2e-5, val_every=10**6, **SETTINGS,
         ),
         directory=out / "imitation", store=str(out / "run.db"), **options,
