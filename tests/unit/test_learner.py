@@ -593,6 +593,44 @@ class TestUpdate:
             drift.append(metrics["reference_kl"])
         assert 0 < drift[1] < drift[0]
 
+    @pytest.mark.parametrize("options", [{}, {"policy_loss": "gspo"}, {"minibatches": 2}, {"weight_decay": 0.1}])
+    def test_a_step_that_goes_too_far_is_shortened(self, options: dict[str, Any]):
+        """With the KL computed here, over all tokens, from log-probs before and after."""
+        moved, shares = [], []
+        for bound in (None, 0.05):
+            model = tiny_model()
+            subject = learner(model, learning_rate=0.1, max_kl=bound, **options)
+            rows = rows_of(rollouts(4), model=model)
+            before = np.concatenate(subject.sequence_logprobs(rows, trained_only=True))
+            metrics = subject.update(rows)
+            ratio = np.concatenate(subject.sequence_logprobs(rows, trained_only=True)) - before
+            trained = np.concatenate([row.action_mask for row in rows])
+            moved.append(-ratio[trained].mean())
+            shares.append(metrics.get("step_taken"))
+        assert moved[0] > 0.5
+        assert shares[0] is None
+        assert moved[1] < 0.05 * 1.01 * options.get("minibatches", 1) ** 2
+        assert (0 if options else 0.01) <= shares[1] < 1
+
+    def test_a_step_that_no_halving_saves_is_taken_back_whole(self):
+        model = tiny_model()
+        subject = learner(model, learning_rate=1e-2, max_kl=1e-12)
+        rows = rows_of(rollouts(3), model=model)
+        before = weights(model)
+        metrics = subject.update(rows)
+        assert metrics["step_taken"] == 0
+        assert metrics["step_kl"] > 1e-12
+        for name, weight in weights(model).items():
+            torch.testing.assert_close(weight, before[name], rtol=0, atol=1e-6)
+
+    def test_a_step_within_the_bound_is_the_same_to_the_bit(self):
+        made = []
+        for bound in (None, 1e9):
+            model = tiny_model()
+            learner(model, max_kl=bound).update(rows_of(rollouts(3), model=model))
+            made.append(weights(model))
+        assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
     def test_the_learning_rate_warms_up_and_decays(self):
         config = LearnerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear", total_steps=6)
         assert [config.rate(k) for k in range(8)] == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0])

@@ -46,7 +46,8 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(settings, "require", lambda *_: None)  # as where vLLM is installed
     changed = {
         "learning_rate": 0.5, "warmup_steps": 3, "schedule": "linear", "betas": (0.5, 0.6), "weight_decay": 0.1,
-        "grad_clip": 2.0, "clip_low": 0.11, "clip_high": 0.12, "kl_coef": 0.2, "kl_kind": "k1", "entropy_coef": 0.3,
+        "grad_clip": 2.0, "clip_low": 0.11, "clip_high": 0.12, "max_kl": 0.9, "kl_coef": 0.2, "kl_kind": "k1",
+        "entropy_coef": 0.3,
         "loss_agg": "seq-mean-token-sum", "gamma": 0.9, "lam": 0.8, "value_coef": 0.7, "value_clip": 0.6,
         "value_learning_rate": 0.4, "policy_loss": "gspo", "rollout_is": "token", "rollout_is_threshold": 3.0,
         "minibatches": 2, "max_tokens_per_microbatch": 77, "autocast": "bfloat16",

@@ -158,6 +158,8 @@ class Loss:
         policy_loss: ratio that is clipped: "vanilla", that of each token, or "gspo", that of each answer.
         clip_low: how far below 1 the importance ratio may be.
         clip_high: how far above 1 the importance ratio may be.
+        max_kl: how far one optimiser step may change the policy, as KL in nats per token: a step that goes further is
+            shortened; None = no limit.
         kl_coef: weight of the KL penalty towards the initial policy.
         kl_kind: estimator of the KL divergence: "k1", "k2" or "k3".
         entropy_coef: weight of the entropy bonus.
@@ -180,6 +182,7 @@ class Loss:
     policy_loss: PolicyLossKind = "vanilla"
     clip_low: float = 0.2
     clip_high: float = 0.2
+    max_kl: float | None = 0.5
     kl_coef: float = 0.0
     kl_kind: KLKind = "k3"
     entropy_coef: float = 0.0

@@ -19,7 +19,7 @@ from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms import checkpoints
 from agl.trainer.algorithms.source import Rows, Sample, Source
-from agl.trainer.algorithms.trained_calls import facts, note_useless, record, recorded_baselines
+from agl.trainer.algorithms.trained_calls import facts, note_shortened, note_useless, record, recorded_baselines
 from agl.trainer.algorithms.training import StepFunctions, Training
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
@@ -86,6 +86,7 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                     if due and ahead is None:
                         await held.enter_async_context(workplace.hold())
                     metrics = await update(policies, due, worth)
+                    note_shortened(run, metrics, step)
                     if due and ahead is not None:
                         # All of its calls are of the weights before this update, so that a resumed run, which finds
                         # these rollouts in the store, equals one that was never stopped.

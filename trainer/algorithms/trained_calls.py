@@ -84,6 +84,18 @@ def note_useless(run: Run, sample: Sample, worth: StepAdvantages, step: int) -> 
         )
 
 
+def note_shortened(run: Run, metrics: Mapping[str, Mapping[str, float]], step: int) -> None:
+    """Note for people which policies `max_kl` held back."""
+    for name, of_policy in metrics.items():
+        taken = of_policy.get("step_taken", 1.0)
+        if taken < 1:
+            policy = f" of policy {name!r}" if len(metrics) > 1 else ""
+            run.progress.note(
+                f"step {step + 1}: the update{policy} went too far (KL {of_policy['step_kl']:.2g} nats per token); "
+                f"{taken:.1%} of it was taken (max_kl). If this goes on, lower the learning rate"
+            )
+
+
 def facts(
     sample: Sample,
     worth: StepAdvantages,

@@ -38,6 +38,8 @@ class LearnerConfig:
         schedule: after that "constant", or "linear" down to 0 at `total_steps` updates.
         total_steps: updates in all; only for "linear".
         clip_low, clip_high, dual_clip: see `agl.trainer.objectives.losses.policy_loss` (clip_low, clip_high, clip_c).
+        max_kl: an optimiser step of a sampled policy's loss is shortened until it changes the policy by at most this
+            KL, in nats per token; None for no limit. See `learner.trust_region`.
         policy_loss: "vanilla" (PPO's clipped ratio of each token) or "gspo" (of each answer); see
             `agl.trainer.objectives.losses`. "nll" is supervised fine-tuning: minus the log-prob of each trained token
             at temperature 1, times its advantage; behaviour log-probs and temperatures of the rows are not used. "dpo"
@@ -79,6 +81,7 @@ class LearnerConfig:
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = 3.0
+    max_kl: float | None = 0.5
     policy_loss: LossKind = "vanilla"
     beta: float = 0.1
     rollout_is: RolloutIS | None = None
@@ -122,6 +125,7 @@ class LearnerConfig:
         _require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "in [0, 1)")
         _require(self.clip_low <= 1, "clip_low", self.clip_low, "at most 1, because a ratio is never negative")
         _require(self.grad_clip is None or self.grad_clip > 0, "grad_clip", self.grad_clip, "above 0, or None")
+        _require(self.max_kl is None or self.max_kl > 0, "max_kl", self.max_kl, "above 0, or None")
         _require(self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "above 1, or None")
         if (self.schedule == "linear") != (self.total_steps is not None):
             raise ConfigError(

@@ -34,6 +34,7 @@ from agl.trainer.local.learner.targets import (
     without_sampler,
 )
 from agl.trainer.local.learner.tree_attention import agrees
+from agl.trainer.local.learner.trust_region import TrustRegion
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
 from agl.trainer.objectives.losses import gspo_loss, policy_loss
@@ -102,6 +103,9 @@ class Learner:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        self._region = None
+        if config.max_kl is not None and config.policy_loss in ("vanilla", "gspo"):
+            self._region = TrustRegion(self._optimizer, config.max_kl)
         self._updates = 0
         refers = config.kl_coef > 0 or config.policy_loss == "dpo"
         self._reference = _reference(model, self._policy, device, self.autocast) if refers else None
@@ -135,6 +139,8 @@ class Learner:
             "dpo" means over the pairs instead: "chosen_logprob" and "rejected_logprob" (of all tokens of a rollout),
             "chosen_reward" and "rejected_reward" (beta times the log-ratio to the reference), "reward_margin" and
             "reward_accuracy" (share of pairs with a margin above 0), each before the optimiser step. Also
+            "step_kl" (of the optimiser step that would have moved the policy most, before it was shortened, nats per
+            token), "step_taken" (the smallest share of an optimiser step that `max_kl` allowed),
             "max_abs_log_ratio", "learning_rate", "optimizer_steps", "rows", "tokens" (trained), "forwarded_tokens" (in
             one pass over the rows, without padding) and "unique_tokens": those of the prefix trees of all rows, the
             fewest that could be forwarded.
@@ -214,6 +220,7 @@ class Learner:
         else:
             sequences = weighted(sequences, config.loss_agg, loss_scale_factor=config.loss_scale_factor)
         losses: list[tuple[list[TrainingRow], Tensor]] = []
+        before: dict[int, Tensor] = {}
         total = torch.zeros((), device=self._device)
         for bucket, batch in self._microbatches(self._policy, sequences, [s.action_mask for s in sequences]):
             members = [replace(rows[i], sequence=sequences[i]) for i in bucket]
@@ -228,6 +235,8 @@ class Learner:
             total += loss.detach()
             totals.forwarded += batch.n_tokens
             losses.append(([row.sequence for row in members], loss_N.detach()))
+            by_row = output.logprobs.detach().split([row.sequence.n_actions for row in members])
+            before |= zip(bucket, by_row, strict=True)
         if preference_loss is not None:
             total = preference_loss.to(total)
         norm = nn.utils.clip_grad_norm_(self._trained.values(), self.config.grad_clip or float("inf"))
@@ -236,7 +245,15 @@ class Learner:
             self._optimizer.zero_grad(set_to_none=True)
             raise not_finite(losses, loss_value, norm_value)
         self._optimizer.step()
+        if self._region is not None:
+            totals.add_held(*self._region.hold(sequences, before, self._trained_logprobs))
         totals.add_step(loss_value, norm_value)
+
+    def _trained_logprobs(self, rows: Seq[TrainingRow]) -> Tensor:
+        """Of the trained tokens, one row after another, computed as in updates; float32 [N], on the CPU."""
+        masks = [row.action_mask for row in rows]
+        by_row = self._forward(self._policy, rows, masks)
+        return torch.from_numpy(np.concatenate([x[mask] for x, mask in zip(by_row, masks, strict=True)]))
 
     def _loss(self, output: LogProbs, rows: Seq[LossRow], totals: Totals) -> Tensor:
         """The loss of each trained token, float32 [N]."""

@@ -28,6 +28,8 @@ class Totals:
         self._counts: Counter[str] = Counter()
         self._largest: list[Tensor] = []
         self._steps: list[tuple[float, float]] = []
+        self._kls: list[float] = []
+        self._shares: list[float] = []
 
     def add(self, values: Mapping[str, Tensor]) -> None:
         """Add values of tokens or of pairs; the mean over all that were added under a name is its metric."""
@@ -41,6 +43,11 @@ class Totals:
     def add_step(self, loss: float, norm: float) -> None:
         self._steps.append((loss, norm))
 
+    def add_held(self, kl: float, share: float) -> None:
+        """The KL of an optimiser step, and the share of it that was taken."""
+        self._kls.append(kl)
+        self._shares.append(share)
+
     def metrics(self) -> dict[str, float]:
         sums = torch.stack(list(self._sums.values())).tolist()
         loss, norm = np.mean(self._steps, axis=0)
@@ -50,6 +57,7 @@ class Totals:
             **{name: total / self._counts[name] for name, total in zip(self._sums, sums, strict=True)},
             **({"max_abs_log_ratio": float(torch.stack(self._largest).max())} if self._largest else {}),
             "optimizer_steps": float(len(self._steps)),
+            **({"step_kl": max(self._kls), "step_taken": min(self._shares)} if self._kls else {}),
         }
 
 
