@@ -401,13 +401,15 @@ class Learner:
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on, as CPU copies: trained weights, optimiser, update count.
+        """Everything that the next update depends on: trained weights, optimiser, update count.
 
-        Shuffling and dropout draw from generators seeded by the update's number, so the count stands for them too.
+        As torch's own, it holds the tensors themselves, which the next update changes: save it before. (Copies of
+        weights and moments would be the most memory that training takes.) Shuffling and dropout draw from generators
+        seeded by the update's number, so the count stands for them too.
         """
         return {
-            "weights": {name: _cpu(p) for name, p in self._trained.items()},
-            "optimizer": _cpu(self._optimizer.state_dict()),
+            "weights": {name: _whole(p) for name, p in self._trained.items()},
+            "optimizer": _whole(self._optimizer.state_dict()),
             "updates": self._updates,
         }
 
@@ -477,10 +479,11 @@ def _reference(
     return lambda: contextlib.nullcontext(frozen)
 
 
-def _cpu(value: Any) -> Any:
-    """A copy of a nested state with every tensor on the CPU."""
+def _whole(value: Any) -> Any:
+    """A nested state without gradients. A part of a larger storage is copied: `torch.save` would write all of that."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        value = value.detach()
+        return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
     if isinstance(value, dict):
-        return {k: _cpu(v) for k, v in value.items()}
-    return [_cpu(v) for v in value] if isinstance(value, list) else value
+        return {k: _whole(v) for k, v in value.items()}
+    return [_whole(v) for v in value] if isinstance(value, list) else value
