@@ -185,7 +185,11 @@ class Worker:
         """One update; the engine serves the new weights from its next step on, or, with a copy, from `publish` on."""
         if self._learning is None:
             self._engine.drop_caches()
-        metrics = self._policies[policy].learner.update(sequences, lr_scale=lr_scale, pairs=pairs)
+        learner = self._policies[policy].learner
+        try:
+            metrics = learner.update(sequences, lr_scale=lr_scale, pairs=pairs)
+        finally:
+            learner.drop_gradients()
         self._policies[policy].version += 1
         if self._learning is None:
             self.publish(policy)

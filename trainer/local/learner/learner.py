@@ -398,6 +398,10 @@ class Learner:
                     calls=", ".join(row.call_ids),
                 )
 
+    def drop_gradients(self) -> None:
+        """Free the last step's gradient, a quarter of the memory that training all weights takes."""
+        self._optimizer.zero_grad(set_to_none=True)
+
     # -- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
