@@ -152,7 +152,7 @@ class CheckpointError(AglError):
 
 
 class HubError(AglError):
-    """The Hugging Face hub refuses a request, or cannot be reached."""
+    """The Hugging Face hub or PyPI refuses a request, or cannot be reached."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """BFCL v4: an agent of the OpenAI Agents SDK calls the function that a question asks for, with the right arguments.
 
-Questions, functions and accepted arguments are read from the package `bfcl-eval` (`pip install --no-deps bfcl-eval`),
-its parts "simple_python" and "multiple": one call each, of one function or of several to choose from.
+Questions, functions and accepted arguments are those of the package `bfcl-eval`, whose wheel is downloaded: its parts
+"simple_python" and "multiple", one call each, of one function or of several to choose from.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import zipfile
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from agents import Agent, FunctionTool, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
 from openai import AsyncOpenAI
 
 import agl
-from agl.errors import DatasetError
 from agl.testing.provider import Reply
+from agl.trainer.quickstart.smollm2 import pypi_wheel
 from examples.common import Endpoint
 from examples.smollm2.recipe import Claim
 
+PACKAGE = ("bfcl-eval==2026.3.23", "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a")
 PARTS = ("simple_python", "multiple")
 TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 """BFCL's names of types -> those of JSON schema; "any" is no restriction."""
@@ -36,16 +36,13 @@ def load(part: str) -> list[Task]:
     """The tasks of a part.
 
     Raises:
-        DatasetError: the package is not installed.
+        HubError: the package cannot be downloaded.
     """
-    package = find_spec("bfcl_eval")
-    if package is None or package.origin is None:
-        raise DatasetError("BFCL's data are not installed", hint="pip install --no-deps bfcl-eval")
-    data = Path(package.origin).parent / "data"
-    rows, answers = (
-        [json.loads(line) for line in (data / folder / f"BFCL_v4_{part}.json").read_text("utf-8").splitlines()]
-        for folder in ("", "possible_answer")
-    )
+    with zipfile.ZipFile(pypi_wheel(*PACKAGE)) as wheel:
+        rows, answers = (
+            [json.loads(line) for line in wheel.read(f"bfcl_eval/data/{folder}BFCL_v4_{part}.json").splitlines()]
+            for folder in ("", "possible_answer/")
+        )
     return [
         {
             "id": row["id"],
@@ -178,10 +175,12 @@ def _first(accepted: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
 
 
 def claim(options: argparse.Namespace) -> Claim:
-    """The questions of both parts, divided by the seed; the expert solves those that are not held out."""
+    """The questions of both parts, each once, divided by the seed; the expert solves those that are not held out."""
     tasks = [task for part in PARTS for task in load(part)]
     random.Random(f"bfcl {options.seed}").shuffle(tasks)
+    # Many questions are in both parts.
+    tasks = list({task["question"]: task for task in tasks}.values())
     return Claim(
-        build=build, train=tasks[128:], heldout=tasks[:128], recorded=tasks[128:384], expert=expert(tasks),
-        steps=8, max_context=1024, max_response_tokens=96,
+        build=build, train=tasks[128:], heldout=tasks[:128], recorded=tasks[128:384], expert=expert(tasks), steps=8,
+        max_context=1024, max_response_tokens=96,
     )  # fmt: skip

@@ -58,7 +58,8 @@ def claim(options: argparse.Namespace) -> Claim:
         models = program.chat_models(endpoint.model, endpoint.url, endpoint.key, 128)
         return agl.wrap(
             program.program(program.nodes(models)),
-            reward=lambda task, state: match.call_async(task, state["query"]),
+            reward=match,
+            output=lambda state: state["query"],
             input=lambda task: {
                 "id": task["id"], "question": task["question"], "schema": task["schema"],
                 "database": str(folder / f"{task['db']}.sqlite"),

@@ -1,0 +1,146 @@
+"""examples/smollm2: tasks, grader and expert of each program, over real HTTP; and a tiny policy by its recipe."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import real_data
+
+import agl
+from agl.testing.provider import Reply, Script, says, serve
+
+pytest.importorskip("agents")
+pytest.importorskip("agent_framework")
+pytest.importorskip("langgraph")
+pytest.importorskip("reasoning_gym")
+
+from examples.common import Endpoint
+from examples.smollm2 import arithmetic, calculator, functions
+from examples.smollm2 import sql as text_to_sql
+from examples.smollm2.__main__ import CLAIMS, main
+
+
+def success(build: Any, script: Script, tasks: Any, where: Path) -> list[float]:
+    """The reward of each task, in order."""
+    with serve(script) as provider:
+        agent = build(Endpoint(provider.url, "scripted", "none"))
+        report = agl.evaluate(agent, tasks, {"scripted": None}, directory=where, n_workers=8, progress=False)
+    (policy,) = report.policies.values()
+    assert policy.failed == 0
+    return [rollout.reward or 0.0 for rollout in sorted(policy.rollouts, key=lambda rollout: rollout.task)]
+
+
+class TestFunctions:
+    @pytest.fixture(scope="class")
+    def tasks(self) -> list[functions.Task]:
+        return [task for part in functions.PARTS for task in functions.load(part)]
+
+    def test_the_expert_is_right_but_where_the_data_contradict_themselves(self, tasks: list[functions.Task]) -> None:
+        def call(task: functions.Task) -> dict[str, Any]:
+            ((name, accepted),) = task["answer"].items()
+            return {"name": name, "arguments": functions._first(accepted)}
+
+        wrong = [task["id"] for task in tasks if not functions.right_call(task, [call(task)])]
+        assert len(tasks) == 600
+        assert wrong == ["simple_python_96", "multiple_119"]
+        first = tasks[0]
+        right = call(first)
+        assert right == {"name": "calculate_triangle_area", "arguments": {"base": 10, "height": 5}}
+        for calls in (
+            [],
+            [right, right],
+            [right | {"name": "area"}],
+            [right | {"arguments": {"base": 10}}],
+            [right | {"arguments": {"base": 10, "height": 6}}],
+            [right | {"arguments": {"base": 10, "height": "5"}}],
+            [right | {"arguments": {"base": 10, "height": True}}],
+            [right | {"arguments": {"base": 10, "height": 5, "unit": "miles"}}],
+            [right | {"arguments": {"base": 10, "height": 5, "depth": 1}}],
+            [right | {"arguments": [10, 5]}],
+        ):
+            assert functions.right_call(first, calls) == 0, calls
+        assert functions.right_call(first, [right | {"arguments": {"base": 10, "height": 5.0, "unit": "Units"}}]) == 1
+
+    def test_parameters_are_json_schemas(self, tasks: list[functions.Task]) -> None:
+        def types(schema: Any) -> set[str]:
+            inner = [*schema.get("properties", {}).values(), *([schema["items"]] if "items" in schema else [])]
+            own = {schema["type"]} if "type" in schema else set()
+            return own.union(*map(types, inner))
+
+        found = set().union(*(types(f["parameters"]) for task in tasks for f in task["functions"]))
+        assert found <= {"object", "array", "string", "number", "integer", "boolean"}
+        names = {f["name"] for task in tasks for f in task["functions"]}
+        assert all(name.replace("_", "").replace("-", "").isalnum() for name in names)
+
+    def test_the_agent_earns_what_its_call_is_worth(self, tasks: list[functions.Task], tmp_path: Path) -> None:
+        some = tasks[:12]
+        assert success(functions.build, functions.expert(tasks), some, tmp_path / "expert") == [1.0] * 12
+        assert success(functions.build, says("It is 25."), some, tmp_path / "none") == [0.0] * 12
+
+        def careless(body: dict[str, Any]) -> Reply:
+            ((name, arguments),) = functions.expert(tasks)(body).tools
+            return Reply(tools=((name, dict(list(arguments.items())[1:])),))
+
+        assert success(functions.build, careless, some, tmp_path / "careless") == [0.0] * 12
+
+
+class TestCalculator:
+    def test_problems_of_gsm8k_become_records_of_calc_x(self) -> None:
+        tasks = calculator.gsm8k(real_data.folder("gsm8k") / "test.jsonl")
+        assert len(tasks) > 300
+        assert all(1 <= len(calculator.GADGET.findall(task["chain"])) <= 2 for task in tasks)
+        assert len({task["question"] for task in tasks}) == len(tasks)
+
+    def test_the_expert_solves_them_with_the_calculator(self, tmp_path: Path) -> None:
+        calc = calculator.load(real_data.folder("calc_x") / "train.jsonl")[:8]
+        tasks = [*calc, *calculator.gsm8k(real_data.folder("gsm8k") / "train.jsonl")[:16]]
+        assert success(calculator.build, calculator.expert(tasks), tasks, tmp_path / "expert") == [1.0] * 24
+        assert sum(success(calculator.build, says("### 0"), tasks, tmp_path / "none")) == 0
+
+
+def test_the_writer_earns_the_rows_of_its_query(tmp_path: Path) -> None:
+    claim = text_to_sql.claim(Namespace(seed=0, data=real_data.folder("sql_eval"), out=tmp_path))
+    tasks = claim.heldout[:10]
+    assert claim.expert is not None
+    assert success(claim.build, claim.expert, tasks, tmp_path / "expert") == [1.0] * 10
+    assert success(claim.build, says("SELECT 1"), tasks, tmp_path / "none") == [0.0] * 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "right", "wrong"),
+    [
+        ("chain_sum", "5", ["5", "It is 5.", "2 + 3 = 5", "5.0 then 5"], ["", "6", "five", "5 or 6", "55"]),
+        ("gcd", "4", ["4", "The GCD is 4."], ["2", "gcd(4, 8) = 8"]),
+    ],
+)
+def test_an_answer_is_the_last_number(kind: str, answer: str, right: list[str], wrong: list[str]) -> None:
+    task = next(t for t in arithmetic.questions(kind, 2000, seed=0) if t["answer"] == answer)
+    assert [arithmetic.score(task, text) for text in right] == [1.0] * len(right)
+    assert [arithmetic.score(task, text) for text in wrong] == [0.0] * len(wrong)
+    assert arithmetic.questions(kind, 20, seed=3) == arithmetic.questions(kind, 20, seed=3)
+
+
+def test_held_out_questions_are_not_trained_on() -> None:
+    options = Namespace(seed=0, data=real_data.folder("sql_eval").parent, out=None)
+    for made in (arithmetic.claim(options), arithmetic.claim(options, "gcd"), functions.claim(options)):
+        trained = {json.dumps(task["question"]) for task in (*made.train, *made.recorded)}
+        assert len(made.heldout) == 128
+        assert not trained & {json.dumps(task["question"]) for task in made.heldout}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", ["arithmetic", "functions"])
+def test_its_recipe_runs_to_the_end(
+    claim: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    facts = main([claim, "--short", "--model", str(tiny_policy), "--threads", "1"])
+    assert claim in CLAIMS
+    assert len(facts["measured"]) == (3 if claim == "functions" else 2)
+    assert facts["rollouts"] == 2
+    assert json.loads((tmp_path / f"runs/smollm2-{claim}-0/result.json").read_text()) == facts
+    assert (Path(facts["policy"]) / "chat_template.jinja").is_file()
