@@ -67,6 +67,7 @@ def written() -> dict[Path, str]:
     evaluated = [name for name, found in kept.items() if any(result["policies"] for result in found)]
     files = {EXAMPLES / name / "README.md": table(kept[name]) for name in evaluated}
     files[EXAMPLES / "README.md"] = overview()
+    files[EXAMPLES / "smollm2" / "README.md"] = smollm2()
     return {file: _replaced(file.read_text("utf-8"), text) for file, text in files.items()}
 
 
@@ -107,6 +108,24 @@ def overview() -> str:
         change = "<br>".join(result.get("summary") or _change(result["policies"]) for result in kept)
         minutes = "<br>".join(f"{result['minutes']:.1f}" for result in kept)
         lines.append(f"| [{name}]({name}) | " + " | ".join((*columns, change, minutes)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def smollm2() -> str:
+    """A row for each run of `examples.smollm2`, from `results/PROGRAM-SEED.json` there."""
+    lines = [
+        "| program | seed | start | imitated | after GRPO, 95 % | held out | imitated runs | rollouts | minutes |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for file in sorted((EXAMPLES / "smollm2" / "results").glob("*.json")):
+        run = json.loads(file.read_text("utf-8"))
+        start, *imitated, after = run["measured"]
+        lines.append(
+            f"| {run['claim']} | {run['seed']} | {_percent(start['reward'])} "
+            f"| {''.join(_percent(m['reward']) for m in imitated)} | {_percent(after['reward'])}, "
+            f"{_percent(after['reward_low'])} to {_percent(after['reward_high'])} | {run['heldout']} "
+            f"| {run['imitated'] or ''} | {run['rollouts']} | {run['minutes']:.0f} |"
+        )
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,7 @@ import agl
 from examples.common import Endpoint
 from examples.smollm2.recipe import Claim, last_number
 
+SYSTEM_PROMPT = "Give the answer alone."
 SIZES: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2},
     "gcd": {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 40},
@@ -28,7 +29,7 @@ def build(endpoint: Endpoint) -> Any:
     model = ChatOpenAI(
         model=endpoint.model, base_url=endpoint.url, api_key=SecretStr(endpoint.key), max_completion_tokens=24
     )
-    return agl.wrap(create_agent(model, [], system_prompt="Give the answer alone.", name="solver"), reward=score)
+    return agl.wrap(create_agent(model, [], system_prompt=SYSTEM_PROMPT, name="solver"), reward=score)
 
 
 def score(task: Mapping[str, Any], output: object) -> float:
@@ -55,4 +56,6 @@ def claim(options: argparse.Namespace, kind: str = "chain_sum") -> Claim:
     heldout = questions(kind, 128, seed=1_000_000 + options.seed)
     asked = {task["question"] for task in heldout}
     train = [task for task in questions(kind, 512, seed=options.seed) if task["question"] not in asked]
-    return Claim(build=build, train=train, heldout=heldout, max_context=256, max_response_tokens=24)
+    return Claim(
+        build=build, train=train, heldout=heldout, steps=20, max_context=256, max_response_tokens=24
+    )  # fmt: skip

@@ -181,6 +181,6 @@ def claim(options: argparse.Namespace) -> Claim:
     # Many questions are in both parts.
     tasks = list({task["question"]: task for task in tasks}.values())
     return Claim(
-        build=build, train=tasks[128:], heldout=tasks[:128], recorded=tasks[128:384], expert=expert(tasks), steps=8,
-        max_context=1024, max_response_tokens=96,
+        build=build, train=tasks[96:], heldout=tasks[:96], recorded=tasks[96:288], expert=expert(tasks), steps=6,
+        max_context=1024, max_response_tokens=64,
     )  # fmt: skip

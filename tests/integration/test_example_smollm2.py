@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,12 @@ def test_held_out_questions_are_not_trained_on() -> None:
     options = Namespace(seed=0, data=real_data.folder("sql_eval").parent, out=None)
     for made in (arithmetic.claim(options), arithmetic.claim(options, "gcd"), functions.claim(options)):
         trained = {json.dumps(task["question"]) for task in (*made.train, *made.recorded)}
-        assert len(made.heldout) == 128
+        assert len(made.heldout) >= 96
         assert not trained & {json.dumps(task["question"]) for task in made.heldout}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("claim", ["arithmetic", "functions"])
+@pytest.mark.parametrize("claim", [pytest.param("arithmetic", marks=pytest.mark.night), "functions"])
 def test_its_recipe_runs_to_the_end(
     claim: str, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,5 +143,11 @@ def test_its_recipe_runs_to_the_end(
     assert claim in CLAIMS
     assert len(facts["measured"]) == (3 if claim == "functions" else 2)
     assert facts["rollouts"] == 2
+    for measured in facts["measured"]:
+        # Wilson's interval of 4 tasks, and never one below 0.
+        n, p, z = 4, measured["reward"], 1.959964
+        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + (z / (2 * n)) ** 2)
+        low, high = ((middle + sign * half) / (1 + z * z / n) for sign in (-1, 1))
+        assert (measured["reward_low"], measured["reward_high"]) == pytest.approx((low, high), abs=1e-5)
     assert json.loads((tmp_path / f"runs/smollm2-{claim}-0/result.json").read_text()) == facts
     assert (Path(facts["policy"]) / "chat_template.jinja").is_file()

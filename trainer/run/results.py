@@ -9,7 +9,7 @@ from typing import Any
 
 from agl.errors import AglError, DatasetError
 from agl.mdp.types import Reward
-from agl.trainer.report.statistics import mean_interval
+from agl.trainer.report.statistics import mean_interval, success_interval
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.runners.protocol import RolloutResult
 
@@ -58,8 +58,9 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
     """What a validation, or another measurement, adds to the history.
 
     Returns:
-        `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over tasks
-        (`statistics.mean_interval`), of two tasks or more; "<mode>/failed_rollouts"; `fault_counts`.
+        `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over two tasks or
+        more (`statistics.success_interval` where each reward is 0 or 1, else `mean_interval`);
+        "<mode>/failed_rollouts"; `fault_counts`.
 
     Raises:
         AglError: all of them failed; the error is that of the first one.
@@ -71,7 +72,10 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
             by_task[result.rollout.group].append(result.attempt_trajectory.reward)
     facts = mean_rewards(succeeded, mode)
     if len(by_task) > 1:
-        low, high = mean_interval([math.fsum(rewards) / len(rewards) for rewards in by_task.values()])
+        means = [math.fsum(rewards) / len(rewards) for rewards in by_task.values()]
+        every = [reward for rewards in by_task.values() for reward in rewards]
+        shares = all(reward in (0, 1) for reward in every)
+        low, high = success_interval(means, len(every) / len(means)) if shares else mean_interval(means)
         facts |= {f"{mode}/reward_low": float(low), f"{mode}/reward_high": float(high)}
     return facts | {f"{mode}/failed_rollouts": len(results) - len(succeeded), **fault_counts(succeeded, mode)}
 
