@@ -1,50 +1,15 @@
-"""Scopes for frameworks that make OpenTelemetry spans themselves, and for streams.
+"""Scopes of streams: current only while an item is produced.
 
-A scope opened here leaves OpenTelemetry's current span unchanged, so the framework's spans form the same tree as
-without agl. In a generator it is current only while an item is produced: a generator runs in its reader's context, and
-two streams that are read in turn would nest in one another.
+A generator runs in its reader's context, and two streams that are read in turn would nest in one another.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from typing import Any
 
-from agl import tracing
 from agl.tracing import context
 from agl.tracing.context import Scope
-
-
-def start(
-    kind: str,
-    name: str,
-    *,
-    agent: str | None = None,
-    parent: Scope | None = None,
-    attributes: Mapping[str, Any] | None = None,
-) -> Scope | None:
-    """`tracing.start`; OpenTelemetry's current span stays unchanged."""
-    with _otel_unchanged():
-        return tracing.start(kind, name, agent=agent, parent=parent, attributes=attributes)
-
-
-def end(scope: Scope, *, error: BaseException | str | None = None, attributes: Mapping[str, Any] | None = None) -> None:
-    """`tracing.end`; OpenTelemetry's current span stays unchanged."""
-    with _otel_unchanged():
-        tracing.end(scope, error=error, attributes=attributes)
-
-
-@contextlib.contextmanager
-def _otel_unchanged() -> Iterator[None]:
-    from opentelemetry import context as otel
-
-    before = otel.get_current()
-    try:
-        yield
-    finally:
-        if otel.get_current() is not before:
-            otel.attach(before)
 
 
 class Aside:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agl import semconv, tracing
-from agl.adapters.aside import Aside, end, start
+from agl.adapters.aside import Aside
 from agl.adapters.scopes import tool_end
 from agl.tracing.context import Scope
 
@@ -28,9 +28,9 @@ def record_failed_call(
         return
     attributes = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_ID: call_id, semconv.ISSUED_BY: issued_by}
     with Aside():
-        scope = start(semconv.EXECUTE_TOOL, name, parent=here, agent=agent, attributes=attributes)
+        scope = tracing.start(semconv.EXECUTE_TOOL, name, parent=here, agent=agent, attributes=attributes)
         if scope is not None:
-            tool_end(scope, text, failed=True, end=end)
+            tool_end(scope, text, failed=True)
 
 
 def _has_span(rollout: tracing.RolloutContext, call_id: str) -> bool:

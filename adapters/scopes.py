@@ -1,7 +1,4 @@
-"""Opens and ends the scopes of agents, model calls and tools for the adapters, and finds a new scope's parent.
-
-`start` and `end` are those of `agl.tracing` unless an adapter passes those of `agl.adapters.aside`.
-"""
+"""Opens and ends the scopes of agents, model calls and tools for the adapters, and finds a new scope's parent."""
 
 from __future__ import annotations
 
@@ -13,9 +10,6 @@ from typing import Any
 
 from agl import semconv, tracing
 from agl.tracing.context import Scope
-
-Start = Callable[..., Scope | None]
-End = Callable[..., None]
 
 
 def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None:
@@ -44,12 +38,12 @@ def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None
     return known if between and not between.isdisjoint(own) else here
 
 
-def agent_turn(name: str, *, parent: Scope | None = None, start: Start = tracing.start) -> Scope | None:
+def agent_turn(name: str, *, parent: Scope | None = None) -> Scope | None:
     """A scope of the agent `name`; None inside a scope of that agent, or outside a rollout."""
     parent = parent or tracing.current()
     if parent is None or parent.agent == name:
         return None
-    return start(semconv.INVOKE_AGENT, name, agent=name, parent=parent)
+    return tracing.start(semconv.INVOKE_AGENT, name, agent=name, parent=parent)
 
 
 def model_call(
@@ -59,7 +53,6 @@ def model_call(
     parent: Scope | None = None,
     agent: str | None = None,
     attributes: Mapping[str, Any] | None = None,
-    start: Start = tracing.start,
 ) -> Scope | None:
     """A model call's scope, within which its SDK request is routed; None outside a rollout.
 
@@ -68,7 +61,7 @@ def model_call(
         agent: the calling agent; the parent's agent if None.
     """
     request = {semconv.REQUEST_MODEL: model, semconv.PROVIDER_NAME: provider, **(attributes or {})}
-    return start(semconv.CHAT, model, agent=agent, parent=parent, attributes=request)
+    return tracing.start(semconv.CHAT, model, agent=agent, parent=parent, attributes=request)
 
 
 def tool_run(
@@ -79,7 +72,6 @@ def tool_run(
     parent: Scope | None = None,
     agent: str | None = None,
     issued_by: str | None = None,
-    start: Start = tracing.start,
 ) -> Scope | None:
     """A tool's scope; None outside a rollout, or where the call has one already.
 
@@ -99,7 +91,7 @@ def tool_run(
         semconv.TOOL_CALL_ARGUMENTS: text if parent.rollout.capture_content else None,
         semconv.ISSUED_BY: issued_by,
     }
-    return start(semconv.EXECUTE_TOOL, name, agent=agent, parent=parent, attributes=attributes)
+    return tracing.start(semconv.EXECUTE_TOOL, name, agent=agent, parent=parent, attributes=attributes)
 
 
 def last_chat(scope: Scope | None) -> str | None:
@@ -113,12 +105,12 @@ def last_chat(scope: Scope | None) -> str | None:
     return next((s.span_id for s in spans if s.operation == semconv.CHAT and s.parent_id == scope.span_id), None)
 
 
-def tool_end(scope: Scope, result: str, *, failed: bool | str = False, end: End = tracing.end) -> None:
+def tool_end(scope: Scope, result: str, *, failed: bool | str = False) -> None:
     """End a tool's scope with the result that the model gets; `failed` may say why the tool failed."""
     content = scope.rollout.capture_content
     why = failed if isinstance(failed, str) else result
     error = None if failed is False else (content and why) or "the tool failed"
-    end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
+    tracing.end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
 
 
 def handoff(from_agent: str, to_agent: str, call_id: str | None) -> None:

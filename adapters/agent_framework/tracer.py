@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from agl import semconv, tracing
 from agl.adapters.agent_framework.answers import facts, streamed_facts
 from agl.adapters.agent_framework.runnable import handles, runnable
-from agl.adapters.aside import Aside, end, start
+from agl.adapters.aside import Aside
 from agl.adapters.base import INVALID
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
@@ -61,7 +61,7 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(self, *args, **kwargs)
 
         def begin() -> Scope | None:
-            return agent_turn(name, start=start)
+            return agent_turn(name)
 
         call = functools.partial(run, self, *args, **kwargs)
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call)
@@ -107,7 +107,7 @@ def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:
         model = str(chosen or getattr(self, "model", None) or "")
 
         def begin() -> Scope | None:
-            return model_call(model, str(getattr(self, "otel_provider_name", "unknown")), start=start)
+            return model_call(model, str(getattr(self, "otel_provider_name", "unknown")))
 
         call = functools.partial(get_response, self, *args, **kwargs)
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call, _answered)
@@ -127,7 +127,7 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
             arguments = dump()
 
         def begin() -> Scope | None:
-            return tool_run(self.name, arguments, kwargs.get("tool_call_id"), start=start)
+            return tool_run(self.name, arguments, kwargs.get("tool_call_id"))
 
         return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned)
 
@@ -139,13 +139,13 @@ async def _awaited(
     call: Callable[[], Any],
     finish: Callable[[Scope, Any], None] | None = None,
 ) -> Any:
-    with within(begin(), finish, end=end) as returns:
+    with within(begin(), finish) as returns:
         returns(result := await call())
     return result
 
 
 def _answered(scope: Scope, response: Any) -> None:
-    end(scope, attributes=facts(response, scope.rollout.capture_content))
+    tracing.end(scope, attributes=facts(response, scope.rollout.capture_content))
 
 
 def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
@@ -157,7 +157,7 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
             stream = call()
         except BaseException as error:
             if scope is not None:
-                end(scope, error=error)
+                tracing.end(scope, error=error)
             raise
     if scope is None or not hasattr(stream, "with_pull_context_manager"):
         return stream
@@ -167,7 +167,7 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
         content = scope.rollout.capture_content
         attributes = streamed_facts(updates, content) if scope.kind == semconv.CHAT else None
         with aside:
-            end(scope, error=stream._stream_error, attributes=attributes)
+            tracing.end(scope, error=stream._stream_error, attributes=attributes)
 
     stream = stream.with_pull_context_manager(lambda: aside)
     return stream.with_update_transform(updates.append).with_cleanup_hook(finish)
@@ -176,7 +176,7 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
 def _returned(scope: Scope, result: Any) -> None:
     text = "\n".join(str(_part_text(part)) for part in _parts(result))
     failure = _failure(result)
-    tool_end(scope, text, failed=False if failure is None else failure, end=end)
+    tool_end(scope, text, failed=False if failure is None else failure)
 
 
 def _failure(result: Any) -> str | None:

@@ -21,6 +21,7 @@ from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, around_async, handoff, tool_end, tool_run
+from agl.tracing import context
 from agl.tracing.context import Scope, within
 
 
@@ -114,7 +115,7 @@ def _on_message(original: Callable[..., Any]) -> Callable[..., Any]:
     async def on_message(self: Any, message: Any, ctx: Any) -> Any:
         here, sender = tracing.current(), _senders.get(ctx.message_id)
         if sender is not None and (here is None or here.rollout is not sender.rollout):
-            tracing.activate(sender)
+            context.restore(sender)
         name = None if tracing.current() is None else _core_name(self, message, ctx)
         with within(agent_turn(name) if name else None):
             return await original(self, message, ctx)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl import tracing
-from agl.adapters.aside import end, start
 from agl.adapters.crewai.runnable import agent_name, handles, runnable
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around, around_async, last_chat, tool_end, tool_run
@@ -58,7 +57,7 @@ class CrewAITracer(PatchingTracer):
 
 
 def _turn(agent: Any, *_: Any, **__: Any) -> Any:
-    return within(agent_turn(agent_name(agent), start=start), end=end)
+    return within(agent_turn(agent_name(agent)))
 
 
 def _sync_turn(agent: Any, *_: Any, **__: Any) -> Any:
@@ -110,19 +109,19 @@ def _tool_span(
     name: str, arguments: Any, call_id: str | None, outcome: Callable[[Any], tuple[Any, Any]]
 ) -> Iterator[Callable[[Any], None]]:
     """A call's span. `outcome`: what the method returns -> the tool's result, and what crewai knows of its failure."""
-    scope = tool_run(name, arguments, call_id, issued_by=last_chat(tracing.current()), start=start)
+    scope = tool_run(name, arguments, call_id, issued_by=last_chat(tracing.current()))
     run = _Run()
     token = _run.set(run)
 
     def finish(scope: Scope, returned: Any) -> None:
         result, failure = outcome(returned)
         if run.error is not None:
-            end(scope, error=run.error)
+            tracing.end(scope, error=run.error)
         else:
-            tool_end(scope, str(result), failed=failure is not None, end=end)
+            tool_end(scope, str(result), failed=failure is not None)
 
     def failed(scope: Scope, *, error: BaseException | None = None) -> None:
-        end(scope, error=run.error or error)
+        tracing.end(scope, error=run.error or error)
 
     try:
         with within(scope, finish, end=failed) as returns:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
-from agl.adapters.aside import Aside, end, start
+from agl.adapters.aside import Aside
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.pydantic_ai.runnable import handles, runnable
@@ -124,7 +124,7 @@ def _capability_class() -> Any:
 
         async def wrap_run(self, ctx: Any, *, handler: Callable[[], Awaitable[Any]]) -> Any:
             name = ctx.agent.name if ctx.agent is not None else None
-            scope = agent_turn(name, parent=self.parent(), start=start) if name else None
+            scope = agent_turn(name, parent=self.parent()) if name else None
             if scope is None:
                 return await handler()
             self.around = scope
@@ -154,9 +154,7 @@ def _capability_class() -> Any:
 
             def begin() -> Scope | None:
                 conversation = {semconv.CONVERSATION_ID: ctx.conversation_id}
-                return model_call(
-                    model.model_name, model.system, parent=self.parent(), attributes=conversation, start=start
-                )
+                return model_call(model.model_name, model.system, parent=self.parent(), attributes=conversation)
 
             request_context.model = TracedModel(model, begin)
             return request_context
@@ -164,7 +162,7 @@ def _capability_class() -> Any:
         async def wrap_tool_execute(
             self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Callable[..., Any]
         ) -> Any:
-            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent(), start=start)
+            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent())
             try:
                 result = await handler(args)
             except (CallDeferred, ApprovalRequired):
@@ -189,12 +187,12 @@ def _capability_class() -> Any:
 def _end(scope: Scope | None, error: BaseException | None = None, *, response: Any = None) -> None:
     if scope is not None:
         facts = None if response is None else _facts(response, scope.rollout.capture_content)
-        end(scope, error=error, attributes=facts)
+        tracing.end(scope, error=error, attributes=facts)
 
 
 def _returned(scope: Scope | None, result: Any, *, failed: bool = False) -> None:
     if scope is not None:
-        tool_end(scope, _text(getattr(result, "return_value", result)), failed=failed, end=end)
+        tool_end(scope, _text(getattr(result, "return_value", result)), failed=failed)
 
 
 def _text(value: Any) -> str:

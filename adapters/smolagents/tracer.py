@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from agl import tracing
-from agl.adapters.aside import end, start, traced_sync
+from agl.adapters.aside import traced_sync
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around, last_chat, tool_end, tool_run
@@ -83,9 +83,9 @@ def _run_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run_stream(self: Any, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         return traced_sync(
-            lambda: agent_turn(self.name, start=start) if self.name else None,
+            lambda: agent_turn(self.name) if self.name else None,
             lambda: original(self, *args, **kwargs),
-            lambda scope, error: end(scope, error=error),
+            lambda scope, error: tracing.end(scope, error=error),
         )
 
     return run_stream

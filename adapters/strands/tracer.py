@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
-from agl.adapters.aside import end, start, traced
+from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around_async, model_call, tool_run
@@ -64,7 +64,7 @@ def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
             return lambda context: traced(
                 lambda: _start_agent(context.agent),
                 lambda: chain(context),
-                lambda scope, error: end(scope, error=_failure(error)),
+                lambda scope, error: tracing.end(scope, error=_failure(error)),
             )
         # Innermost: an answer of the user's middleware is no call, and its changes of a call are recorded.
         inner = {"invokeModel": _model_stage, "executeTool": _tool_stage}.get(stage.name)
@@ -75,7 +75,7 @@ def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
 
 @contextlib.contextmanager
 def _structured(agent: Any, *_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
-    with within(_start_agent(agent), end=end), within(_start_chat(agent.model, agent), end=end) as returns:
+    with within(_start_agent(agent)), within(_start_chat(agent.model, agent)) as returns:
         yield returns
 
 
@@ -88,7 +88,7 @@ def _failure(error: BaseException | None) -> BaseException | None:
 
 def _start_agent(agent: Any) -> Scope | None:
     name = agent_name(agent)
-    return None if name is None else agent_turn(name, start=start)
+    return None if name is None else agent_turn(name)
 
 
 def _start_chat(model: Any, agent: Any) -> Scope | None:
@@ -96,7 +96,7 @@ def _start_chat(model: Any, agent: Any) -> Scope | None:
     model_id = config.get("model_id") if hasattr(config, "get") else None
     session = getattr(getattr(agent, "_session_manager", None), "session_id", None)
     conversation = {semconv.CONVERSATION_ID: session}
-    return model_call(str(model_id or ""), _provider(model), attributes=conversation, start=start)
+    return model_call(str(model_id or ""), _provider(model), attributes=conversation)
 
 
 def _model_stage(terminal: Chain) -> Chain:
@@ -113,7 +113,7 @@ def _model_stage(terminal: Chain) -> Chain:
 
         def finish(scope: Scope, error: BaseException | None) -> None:
             facts = _response_facts(context.model, stops[0], scope.rollout.capture_content) if stops else None
-            end(scope, error=error, attributes=facts)
+            tracing.end(scope, error=error, attributes=facts)
 
         return traced(begin, lambda: terminal(context), finish, seen)
 
@@ -130,7 +130,7 @@ def _tool_stage(terminal: Chain) -> Chain:
 
         def begin() -> Scope | None:
             use = context.tool_use
-            return tool_run(use["name"], use.get("input"), use.get("toolUseId"), start=start)
+            return tool_run(use["name"], use.get("input"), use.get("toolUseId"))
 
         def finish(scope: Scope, error: BaseException | None) -> None:
             attributes: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def _tool_stage(terminal: Chain) -> Chain:
                     failure = event.exception or (text if scope.rollout.capture_content else "the tool failed")
                 if failure is None and context.tool_use["name"] == "handoff_to_agent":
                     attributes[semconv.HANDOFF_TO] = (context.tool_use.get("input") or {}).get("agent_name")
-            end(scope, error=failure, attributes=attributes)
+            tracing.end(scope, error=failure, attributes=attributes)
 
         return traced(begin, lambda: terminal(context), finish, seen)
 

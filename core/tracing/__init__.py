@@ -4,7 +4,6 @@ from agl.tracing.attempt import running
 from agl.tracing.context import (
     RolloutContext,
     Scope,
-    activate,
     close,
     current,
     enclosing,
@@ -17,13 +16,11 @@ from agl.tracing.context import (
     root,
     span,
     start,
-    unseen,
     untrained,
     whole_process,
 )
 
 __all__ = [
-    "activate",
     "close",
     "current",
     "enclosing",
@@ -37,7 +34,6 @@ __all__ = [
     "running",
     "span",
     "start",
-    "unseen",
     "untrained",
     "whole_process",
     "RolloutContext",

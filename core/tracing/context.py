@@ -3,6 +3,8 @@
 A `Scope` is one open span of one rollout; a context variable holds the innermost one. Frameworks often end a call in
 another context than the one that began it. So the variable is never reset by token: an ended scope is marked as ended,
 and readers step over it to its parent.
+
+OpenTelemetry's own current span is never set: it is the user's, and so are the parents of the user's spans.
 """
 
 from __future__ import annotations
@@ -15,8 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import context as otel
-from opentelemetry.trace import INVALID_SPAN, Status, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace import Status, StatusCode
 
 from agl import semconv
 from agl.errors import ConfigError
@@ -76,10 +77,8 @@ class Scope:
     """An open span in a rollout: it names the agent that acts, and is the parent of the next span.
 
     Attributes:
-        outer: OpenTelemetry's current span when this one was opened; it may be one of the user's.
         untrained: whether calls made here go to their own provider and become no transitions, whatever agents are
             selected.
-        visible: whether OpenTelemetry sees this span as its current one; it does not see the root of a whole process.
         wire_calls: requests of an SDK that were made in it.
     """
 
@@ -88,10 +87,8 @@ class Scope:
     agent: str
     span: Any
     parent: Scope | None
-    outer: Any
     untrained: bool = False
     ended: bool = False
-    visible: bool = True
     wire_calls: int = 0
 
     def within(self, other: Scope) -> bool:
@@ -158,7 +155,7 @@ def snapshot() -> Scope | None:
 
 
 def restore(scope: Scope | None) -> None:
-    """Make this context hold the scope of a `snapshot`; OpenTelemetry's current span stays unchanged."""
+    """Make this context hold a scope, such as that of a `snapshot`."""
     _current.set(scope)
 
 
@@ -174,11 +171,15 @@ def enclosing(kind: str) -> Scope | None:
 def provider() -> TracerProvider:
     """agl's tracer provider, of the spans that `start` opens.
 
-    Add span processors to it to export agl's spans elsewhere.
+    Add span processors to it to export agl's spans elsewhere. Its resource is that of `OTEL_SERVICE_NAME` and
+    `OTEL_RESOURCE_ATTRIBUTES`; other detectors would block the event loop of the user, whose first call makes this.
     """
+    from opentelemetry.sdk import resources
     from opentelemetry.sdk.trace import TracerProvider
 
-    return TracerProvider(shutdown_on_exit=False)
+    service = resources.Resource({resources.SERVICE_NAME: "agl"})
+    resource = service.merge(resources.OTELResourceDetector().detect())
+    return TracerProvider(resource=resource, shutdown_on_exit=False)
 
 
 @functools.cache
@@ -225,11 +226,9 @@ def start(
     if untrained:
         attributes = {semconv.UNTRAINED: True, **(attributes or {})}
     span = _start_span(rollout, kind, name, agent, parent.span.get_span_context() if parent else None, attributes)
-    here = otel.get_current()
-    scope = Scope(rollout, kind, agent, span, parent, get_current_span(here), untrained)
+    scope = Scope(rollout, kind, agent, span, parent, untrained)
     rollout.open[scope] = True
     _current.set(scope)
-    otel.attach(set_span_in_context(span, here))
     return scope
 
 
@@ -252,7 +251,7 @@ def _start_span(
 
 
 def root(rollout: RolloutContext, traceparent: str | None = None, *, began: float | None = None) -> Scope:
-    """A rollout's root scope for `whole_process`: current in no context, and hidden from OpenTelemetry.
+    """A rollout's root scope for `whole_process`: current in no context.
 
     Args:
         rollout: the rollout of the process.
@@ -271,29 +270,20 @@ def root(rollout: RolloutContext, traceparent: str | None = None, *, began: floa
     else:
         _, trace_id, span_id, _ = traceparent.split("-")
         span = NonRecordingSpan(SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(1)))
-    scope = Scope(rollout, semconv.INVOKE_AGENT, rollout.agent, span, None, INVALID_SPAN)
-    scope.visible = False
+    scope = Scope(rollout, semconv.INVOKE_AGENT, rollout.agent, span, None)
     if traceparent is None:
         rollout.open[scope] = True
     return scope
-
-
-def activate(scope: Scope) -> None:
-    """Make `scope` the current one in this context, for OpenTelemetry, too."""
-    _current.set(scope)
-    otel.attach(set_span_in_context(scope.span))
 
 
 @contextlib.contextmanager
 def inside(scope: Scope) -> Iterator[None]:
     """Make `scope` the current one for a block that begins and ends in one context, such as a thread's."""
     previous = _current.set(scope)
-    attached = otel.attach(set_span_in_context(scope.span))
     try:
         yield
     finally:
         _current.reset(previous)
-        otel.detach(attached)
 
 
 def end(scope: Scope, *, error: BaseException | str | None = None, attributes: Mapping[str, Any] | None = None) -> None:
@@ -325,45 +315,9 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
         rollout.spans.append(finished)
         if rollout.on_span_end is not None:
             rollout.on_span_end(finished)
-    _step_back()
-
-
-def _step_back() -> None:
-    """Make the innermost open scope current here, and restore OpenTelemetry's span from before the ended ones."""
-    scope = _current.get()
-    if scope is None or not scope.ended:
-        return
-    here = otel.get_current()
-    before = span = get_current_span(here)
-    while scope is not None and scope.ended:
-        if span.__class__ is _open_span():
-            span = scope.outer
-        scope = scope.parent
-    _current.set(scope)
-    if not span.is_recording():
-        if scope is not None and scope.visible:
-            span = scope.span
-        elif span.__class__ is _open_span():
-            span = INVALID_SPAN
-    if span is not before:
-        otel.attach(set_span_in_context(span, here))
-
-
-@contextlib.contextmanager
-def unseen() -> Iterator[None]:
-    """Hide agl's spans from OpenTelemetry within a block, so that no propagator sends their ids to a third party."""
-    here = otel.get_current()
-    span, scope = get_current_span(here), _current.get()
-    if span.__class__ is not _open_span():
-        yield
-        return
-    while span.__class__ is _open_span() and scope is not None:
-        span, scope = scope.outer, scope.parent
-    attached = otel.attach(set_span_in_context(INVALID_SPAN if span.__class__ is _open_span() else span, here))
-    try:
-        yield
-    finally:
-        otel.detach(attached)
+    held = _current.get()
+    if held is not None and held.ended:
+        _current.set(innermost())
 
 
 def close(rollout: RolloutContext) -> None:

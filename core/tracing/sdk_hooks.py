@@ -151,8 +151,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
                 return await inherited(self, *args, **kwargs)
             with call.failing():
                 client = call.client_to_send(is_async=True)
-                with context.unseen():
-                    result = await inherited(client, *call.args, **call.kwargs)
+                result = await inherited(client, *call.args, **call.kwargs)
                 return call.end(result)
 
         cls.request = request_async
@@ -165,8 +164,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
             return inherited(self, *args, **kwargs)
         with call.failing():
             client = call.client_to_send(is_async=False)
-            with context.unseen():
-                result = inherited(client, *call.args, **call.kwargs)
+            result = inherited(client, *call.args, **call.kwargs)
             return call.end(result)
 
     cls.request = request

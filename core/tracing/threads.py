@@ -51,9 +51,9 @@ def _in_scope(scope: Scope, function: Callable[..., Any], *args: Any, **kwargs: 
 
 
 def _scope_to_carry() -> Scope | None:
-    """The scope that a thread started here begins in; a whole process's scope is current everywhere anyway."""
+    """The scope that a thread started here begins in."""
     scope = context.innermost()
-    return scope if scope is not None and scope.visible and not scope.rollout.closed else None
+    return scope if scope is not None and not scope.rollout.closed else None
 
 
 def _patch_threads() -> None:

@@ -140,8 +140,7 @@ class Judge(Named, Generic[T]):
             try:
                 if scope is not None:
                     tracing.refuse_gateway(scope, self._client.base_url)
-                with tracing.unseen():
-                    yield None
+                yield None
             except _openai().BadRequestError as error:
                 raise failure(
                     f"the judge {self.model!r} refused the request: {type(error).__name__}: {error}",

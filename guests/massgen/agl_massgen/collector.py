@@ -14,9 +14,6 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from opentelemetry import context as otel
-from opentelemetry.trace import set_span_in_context
-
 from agl import semconv, tracing
 from agl.agents.registry import ImportedFrameworks
 from agl.errors import ConfigError
@@ -143,7 +140,6 @@ class AgentRun:
         self.collector, self.agent_id, self.scope, self.own = collector, agent_id, scope, own
         self.trace_id = trace_id(scope.rollout.rollout_id, None if scope.parent is None else scope.span_id)
         self._inside: tracing.Scope | None = scope
-        self._otel = set_span_in_context(scope.span)
         self._began = time.time()
 
     @contextlib.contextmanager
@@ -156,11 +152,10 @@ class AgentRun:
         """
         with _aside():
             context.restore(self._inside)
-            otel.attach(self._otel)
             try:
                 yield
             finally:
-                self._inside, self._otel = context.snapshot(), otel.get_current()
+                self._inside = context.snapshot()
 
     @property
     def attempt(self) -> Attempt:
@@ -249,12 +244,11 @@ class AgentRun:
 @contextlib.contextmanager
 def _aside() -> Iterator[None]:
     """Leave what is current in this context as it is, whatever the block makes current."""
-    scope, outside = context.snapshot(), otel.get_current()
+    scope = context.snapshot()
     try:
         yield
     finally:
         context.restore(scope)
-        otel.attach(outside)
 
 
 def _text(value: Any) -> str:
