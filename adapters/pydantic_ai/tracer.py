@@ -144,7 +144,8 @@ def _capability_class() -> Any:
             return result
 
         async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
-            for part in request_context.messages[-1].parts:
+            last = request_context.messages[-1:]  # an empty history is the framework's own error
+            for part in last[0].parts if last else ():
                 # The model's feedback on a call that ran no tool: an unknown tool, arguments that do not fit.
                 retried = part.part_kind == "retry-prompt" and part.tool_name
                 if retried or getattr(part, "outcome", "success") not in ("success", "interrupted"):

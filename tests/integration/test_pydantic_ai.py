@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
-from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, UnexpectedModelBehavior
+from pydantic_ai import Agent, CallDeferred, DeferredToolRequests, UnexpectedModelBehavior, UserError
 from pydantic_ai.agent import WrapperAgent
-from pydantic_ai.capabilities import AbstractCapability, Instrumentation
+from pydantic_ai.capabilities import AbstractCapability, Instrumentation, ProcessHistory
 from pydantic_ai.models.instrumented import InstrumentationSettings
 from scripted import in_loop, serving, tool_call_of
 from subject_pydantic_ai import chat_model
@@ -75,6 +75,12 @@ def test_an_agent_without_a_name_speaks_for_the_one_around_it(provider: Provider
 def test_calls_name_their_conversation(provider: Provider, rollout: RolloutContext) -> None:
     build(provider.url).run_sync("2+3", conversation_id="thread-1")
     assert {s.attributes[semconv.CONVERSATION_ID] for s in of(rollout, semconv.CHAT)} == {"thread-1"}
+
+
+def test_a_history_that_is_emptied_is_the_frameworks_own_error(provider: Provider, rollout: RolloutContext) -> None:
+    agent = build(provider.url, capabilities=[ProcessHistory(lambda messages: [])])
+    with pytest.raises(UserError, match="empty"):
+        agent.run_sync("2+3")
 
 
 def test_an_unnamed_agent_that_is_wrapped_gets_no_name_of_ours(provider: Provider) -> None:
