@@ -28,7 +28,7 @@ _FAMILIES: dict[str, Callable[[Patches], None]] = {
 class AutoGenTracer(PatchingTracer):
     """Traces agents, teams and tools of autogen-agentchat, autogen-core, classic AutoGen and ag2 inside rollouts."""
 
-    modules = ("autogen_agentchat", "autogen", "ag2")
+    modules = ("autogen_agentchat", "autogen_core", "autogen", "ag2")
     with_openai = True
     answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)

@@ -24,7 +24,7 @@ class LangGraphTracer(InstrumentedTracer):
     runs belong to the agent that issued the calls.
     """
 
-    modules = ("langgraph.graph",)
+    modules = ("langgraph.graph", "langgraph.func")
     answer_errors: ClassVar[Mapping[str, str]] = {"langgraph.errors.GraphRecursionError": "turns"}
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
