@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
 from agl import semconv
-from agl.tracing import context
+from agl.tracing import context, http_hooks
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
@@ -99,6 +99,8 @@ def install() -> None:
     }
     with _lock:
         _installs += 1
+        if _installs == 1:
+            http_hooks.install()
         for sdk, module in modules.items():
             for name in _SDKS[sdk]:
                 cls = getattr(module, name)
@@ -116,6 +118,7 @@ def uninstall() -> None:
         _installs -= 1
         if _installs:
             return
+        http_hooks.uninstall()
         for patch in list(_patches):
             cls, original, replacement = patch
             if vars(cls).get("request") is not replacement:
@@ -151,7 +154,8 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
                 return await inherited(self, *args, **kwargs)
             with call.failing():
                 client = call.client_to_send(is_async=True)
-                result = await inherited(client, *call.args, **call.kwargs)
+                with http_hooks.seen():
+                    result = await inherited(client, *call.args, **call.kwargs)
                 return call.end(result)
 
         cls.request = request_async
@@ -164,7 +168,8 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
             return inherited(self, *args, **kwargs)
         with call.failing():
             client = call.client_to_send(is_async=False)
-            result = inherited(client, *call.args, **call.kwargs)
+            with http_hooks.seen():
+                result = inherited(client, *call.args, **call.kwargs)
             return call.end(result)
 
     cls.request = request

@@ -1,0 +1,215 @@
+"""Model requests that no SDK makes: each client's is a `chat` span, and training says that it bypassed the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import fit
+
+import agl
+from agl import semconv, tracing
+from agl.adapters.openai import OpenAITracer
+from agl.errors import BypassedGatewayError
+from agl.mdp.selection import select
+from agl.testing.provider import Provider, says, serve
+from agl.tracing.context import RolloutContext
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def by_httpx(url: str, body: Any) -> None:
+    import httpx
+
+    httpx.post(url, json=body).raise_for_status()
+
+
+def by_httpx_async(url: str, body: Any) -> None:
+    import httpx
+
+    async def send() -> None:
+        async with httpx.AsyncClient() as client, client.stream("POST", url, json=body) as answer:
+            await answer.aread()
+
+    asyncio.run(send())
+
+
+def by_requests(url: str, body: Any) -> None:
+    import requests
+
+    requests.post(url, json=body).raise_for_status()
+
+
+def by_aiohttp(url: str, body: Any) -> None:
+    import aiohttp
+
+    async def send() -> None:
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+            await answer.read()
+
+    asyncio.run(send())
+
+
+def by_urllib(url: str, body: Any) -> None:
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+        answer.read()
+
+
+CLIENTS: list[tuple[Callable[[str, Any], None], str]] = [
+    (by_httpx, "httpx.Client"),
+    (by_httpx_async, "httpx.AsyncClient"),
+    (by_requests, "requests.Session"),
+    (by_aiohttp, "aiohttp.ClientSession"),
+    (by_urllib, "urllib.request.OpenerDirector"),
+]
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with serve(says("hello")) as server:
+        yield server
+
+
+@pytest.fixture
+def anything() -> Iterator[str]:
+    """The URL of a server that answers {} to whatever it gets."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_GET = do_POST
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def rollout() -> Iterator[RolloutContext]:
+    context = RolloutContext("ro", 1, "main", select(None))
+    with OpenAITracer(), tracing.running(context):
+        yield context
+
+
+def chats(rollout: RolloutContext) -> list[dict[str, Any]]:
+    return [dict(s.attributes) for s in rollout.spans if s.operation == semconv.CHAT]
+
+
+@pytest.mark.parametrize(("send", "client"), CLIENTS, ids=[client for _, client in CLIENTS])
+def test_a_request_of_any_client_is_one_chat_span(
+    send: Callable[[str, Any], None], client: str, provider: Provider, rollout: RolloutContext
+) -> None:
+    send(f"{provider.url}/chat/completions", BODY)
+    [chat] = chats(rollout)
+    assert chat[semconv.CLIENT] == client
+    assert chat[semconv.URL] == f"{provider.url}/chat/completions"
+    assert chat[semconv.REQUEST_MODEL] == "m"
+    assert chat[semconv.AGENT_NAME] == "main"
+    [seen] = provider.seen
+    assert seen.body == BODY
+
+
+def test_an_sdk_request_is_seen_once(provider: Provider, rollout: RolloutContext) -> None:
+    from openai import OpenAI
+
+    OpenAI(base_url=provider.url, api_key="k").chat.completions.create(model="m", messages=BODY["messages"])  # type: ignore[call-overload]
+    [chat] = chats(rollout)
+    assert chat[semconv.CLIENT] == "OpenAI"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embeddings", BODY),  # no generation
+        ("/api/messages", BODY),  # somebody else's messages
+        ("/v1/messages", {"text": "hi"}),  # no model
+        ("/v1/messages", ["model"]),
+        ("/v1/messages", "model"),
+    ],
+)
+def test_other_requests_are_none(path: str, body: Any, anything: str, rollout: RolloutContext) -> None:
+    import httpx
+
+    httpx.post(anything + path, json=body).raise_for_status()
+    httpx.get(f"{anything}/v1/chat/completions").raise_for_status()
+    httpx.post(f"{anything}/v1/chat/completions", content=b"not JSON").raise_for_status()
+    assert chats(rollout) == []
+
+
+def test_googles_path_holds_the_model(anything: str, rollout: RolloutContext) -> None:
+    import httpx
+
+    httpx.post(f"{anything}/v1beta/models/gemini-x:streamGenerateContent?alt=sse", json={"contents": []})
+    [chat] = chats(rollout)
+    assert chat[semconv.REQUEST_MODEL] == "gemini-x"
+    assert "alt" not in chat[semconv.URL]
+
+
+def test_a_failure_is_recorded_and_raised_unchanged(rollout: RolloutContext) -> None:
+    import httpx
+
+    with pytest.raises(httpx.ConnectError):
+        httpx.post("http://127.0.0.1:9/v1/chat/completions", json=BODY)
+    [span] = [s for s in rollout.spans if s.operation == semconv.CHAT]
+    assert span.attributes[semconv.ERROR_TYPE] == "ConnectError"
+
+
+def test_nothing_stays_patched() -> None:
+    import httpx
+
+    before = httpx.Client.send
+    with OpenAITracer():
+        assert httpx.Client.send is not before
+    assert httpx.Client.send is before
+
+
+def test_a_selected_agent_that_mixes_clients_is_told(provider: Provider, tmp_path: Path) -> None:
+    """Half of its calls would have been trained, and the other half not, without a word."""
+
+    async def mixed(task: Any) -> float:
+        import httpx
+        from openai import AsyncOpenAI
+
+        await AsyncOpenAI(base_url=provider.url, api_key="k").chat.completions.create(**BODY)  # type: ignore[call-overload]
+        async with httpx.AsyncClient() as client:
+            await client.post(f"{provider.url}/responses", json={"model": "m", "input": "hi"})
+        return 1.0
+
+    with pytest.raises(BypassedGatewayError, match=r"1 LLM call.*httpx\.AsyncClient.*/v1/responses"):
+        fit(agl.rollout(mixed), [{}], tmp_path)
+
+
+def test_a_judge_of_another_client_may_stay(provider: Provider, tmp_path: Path) -> None:
+    async def judged(task: Any) -> float:
+        import httpx
+        from openai import AsyncOpenAI
+
+        await AsyncOpenAI(base_url=provider.url, api_key="k").chat.completions.create(**BODY)  # type: ignore[call-overload]
+        with agl.tracing.untrained("judge"):
+            async with httpx.AsyncClient() as client:
+                await client.post(f"{provider.url}/responses", json={"model": "m", "input": "hi"})
+        return 1.0
+
+    algorithm = fit(agl.rollout(judged), [{}], tmp_path)
+    [calls] = algorithm.calls
+    assert [call.agent for call in calls] == ["judged"]
+    judges = [s for s in algorithm.spans[0] if s.operation == semconv.CHAT and s.agent == "judge"]
+    assert [s.attributes[semconv.CLIENT] for s in judges] == ["httpx.AsyncClient"]
