@@ -367,6 +367,31 @@ class Conformance:
         assert after.parent.span_id == around.get_span_context().span_id
         assert len(of(rollout, semconv.CHAT)) == len(provider.seen)
 
+    @capability("the user's own tracing is unchanged", by_way=True)
+    def test_users_spans_have_the_parents_that_they_have_without_agl(
+        self, subject: Subject, way: str, provider: Provider, gateway: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        exporter, users = InMemorySpanExporter(), TracerProvider()
+        users.add_span_processor(SimpleSpanProcessor(exporter))
+        tracer = users.get_tracer("users")
+        monkeypatch.setattr(f"{add.__module__}.users_span", lambda: tracer.start_as_current_span("in the tool"))
+        trees = []
+        # Each at a server of its own: some frameworks keep a client for an address, which is of one event loop.
+        for traced, server in ((False, provider), (True, gateway)):
+            agent = subject.agent(server.url, "solver")
+            with contextlib.ExitStack() as on:
+                if traced:
+                    on.enter_context(instrumented(subject))
+                    on.enter_context(tracing.running(context(subject)))
+                with tracer.start_as_current_span("around"):
+                    do(subject, agent, way=way)
+            spans = exporter.get_finished_spans()
+            exporter.clear()
+            names = {s.context.span_id: s.name for s in spans if s.context is not None}
+            trees.append([(s.name, s.parent and names.get(s.parent.span_id, "a stranger's")) for s in spans])
+        assert trees[0] == trees[1]
+        assert trees[0][-1] == ("around", None)
+
     @capability("switching it on twice equals once; switching it off restores everything")
     def test_twice_is_once_and_uninstrument_restores(self, subject: Subject, provider: Provider) -> None:
         # Under the SDK's own tracer, where that makes the spans of model calls.

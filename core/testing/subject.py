@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from agl.adapters.base import InstrumentedTracer
@@ -39,8 +41,14 @@ GAPS = {
 """What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
 
 
+users_span: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+"""Opens a span of the user's own in the tool."""
+
+
 def add(a: int, b: int) -> int:
     """Add two numbers."""
+    with users_span():
+        pass
     if a < 0:
         raise ToolFailed("a is negative")
     return a + b
