@@ -16,6 +16,7 @@ from running import attempts, fit, say
 import agl
 from agl import semconv
 from agl.errors import RolloutError
+from agl.testing.provider import says, serve
 from agl.trainer.quickstart.tasks import arithmetic_tasks
 from agl.trainer.store import open_store
 
@@ -166,3 +167,20 @@ async def _sampled(directory: Path) -> dict[int, list[list[int]]]:
         sampled[rollout.seed] = [call.response_ids.tolist() for call in calls]
     await store.close()
     return sampled
+
+
+def test_a_client_of_the_module_serves_one_run_after_another(tmp_path: Path) -> None:
+    """An async client belongs to the loop of its first request, and a program has one for `dev` and then `fit`."""
+
+    async def judged(task: Any) -> float:
+        answer = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+        return float(len(answer.choices[0].message.content or ""))
+
+    with serve(says("hello")) as provider:
+        client = AsyncOpenAI(base_url=provider.url, api_key="k", max_retries=0)
+        for i in range(3):
+            report = agl.evaluate(
+                agl.rollout(judged), [{}, {}, {}], directory=tmp_path / str(i), max_attempts=1, progress=False
+            )
+            [policy] = report.policies.values()
+            assert (policy.failed, policy.reward.value) == (0, 5.0)

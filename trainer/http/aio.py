@@ -29,21 +29,35 @@ class LoopThread:
         """Run a coroutine there. From any thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def stop(self) -> None:
-        """End the loop; tasks that cannot be cancelled within a second are left behind."""
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
 
-        async def cancel_all() -> None:
+    def settle(self) -> bool:
+        """Cancel what runs there; False if some of it did not end within a second, or the loop is blocked."""
+
+        async def cancel_all() -> bool:
             tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
             for task in tasks:
                 task.cancel()
-            if tasks:
-                _, pending = await asyncio.wait(tasks, timeout=1.0)
-                for task in pending:
-                    task._log_destroy_pending = False  # type: ignore[attr-defined]
-            await self._loop.shutdown_asyncgens()
+            if not tasks:
+                return True
+            _, pending = await asyncio.wait(tasks, timeout=1.0)
+            for task in pending:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            return not pending
 
-        with contextlib.suppress(Exception):
-            self.submit(cancel_all()).result(2.0)
+        try:
+            return self.alive and self.submit(cancel_all()).result(2.0)
+        except Exception:
+            return False
+
+    def stop(self) -> None:
+        """End the loop; tasks that cannot be cancelled within a second are left behind."""
+        if self.settle():
+            with contextlib.suppress(Exception):
+                self.submit(self._loop.shutdown_asyncgens()).result(2.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(2.0)
         if not self._thread.is_alive():

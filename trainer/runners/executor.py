@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("agl.runner")
 
+_idle: list[LoopThread] = []
+"""Loops of ended runs. A program's async client belongs to the loop of its first request: the next run of the same
+program, such as `fit` after `dev`, finds it there."""
+
 MEMORY_SECONDS = 60.0
 """How long a search in a memory may take."""
 
@@ -63,14 +67,20 @@ class Executor:
         self._listening: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Start the agents' loop."""
-        self._agents = LoopThread("agl-agents")
+        """Start the agents' loop, or take one that an earlier run has left."""
+        while _idle and self._agents is None:
+            loop = _idle.pop()
+            self._agents = loop if loop.alive else None  # dead in a process that was forked
+        self._agents = self._agents or LoopThread("agl-agents")
 
     async def stop(self) -> None:
-        """End the agents' loop and what runs there; bounded."""
-        if self._agents is not None:
-            await asyncio.to_thread(self._agents.stop)
-            self._agents = None
+        """End what runs in the agents' loop; bounded."""
+        loop, self._agents = self._agents, None
+        if loop is not None:
+            if await asyncio.to_thread(loop.settle):
+                _idle.append(loop)
+            else:
+                await asyncio.to_thread(loop.stop)
         if self._recorder is not None:
             await self._recorder.stop()
             self._recorder = None
