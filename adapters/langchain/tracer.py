@@ -109,12 +109,13 @@ class _Run:
 
     Attributes:
         around: the parent scope of the run's children: its own scope, or the one that it was started in.
-        label: names the run's agent. scope: the scope that it opened, if any.
+        label: names the run's agent. called: the run's own name. scope: the scope that it opened, if any.
         request: of a model call, its messages and its tools.
     """
 
     around: Scope
     label: Label
+    called: str | None = None
     scope: Scope | None = None
     request: tuple[Sequence[Any], Sequence[Any]] = ((), ())
 
@@ -138,7 +139,12 @@ def _handler() -> BaseCallbackHandler:
             """Tool call id -> the agent that issued it, where another node runs the tool."""
 
         def _begin(
-            self, run_id: UUID, parent_run_id: UUID | None, metadata: Mapping[str, Any] | None, tags: Any = ()
+            self,
+            run_id: UUID,
+            parent_run_id: UUID | None,
+            metadata: Mapping[str, Any] | None,
+            tags: Any = (),
+            called: str | None = None,
         ) -> _Run | None:
             """Remember a run; None outside a rollout."""
             above = None
@@ -152,8 +158,9 @@ def _handler() -> BaseCallbackHandler:
                 parent = place(None if above is None else above.around, [run.scope for run in list(self.runs.values())])
             if parent is None:
                 return None
-            label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes))
-            run = self.runs[run_id] = _Run(parent, label)
+            graph = None if above is None else above.called
+            label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes), graph=graph)
+            run = self.runs[run_id] = _Run(parent, label, called)
             return run
 
         def _close(
@@ -181,9 +188,10 @@ def _handler() -> BaseCallbackHandler:
             parent_run_id: UUID | None = None,
             metadata: dict[str, Any] | None = None,
             tags: list[str] | None = None,
+            name: str | None = None,
             **_: Any,
         ) -> None:
-            run = self._begin(run_id, parent_run_id, metadata, tags)
+            run = self._begin(run_id, parent_run_id, metadata, tags, name)
             if run is None:
                 return
             agent, parent = run.label.agent, run.around

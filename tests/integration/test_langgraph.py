@@ -19,7 +19,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
-from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.prebuilt import ToolNode, create_react_agent, tools_condition
 from langgraph.types import Command, Send, interrupt
 from scripted import in_loop, serving, tool_call
 from subjects import chat_model
@@ -177,6 +177,42 @@ def test_a_named_agent_keeps_its_name_and_an_unnamed_one_has_its_nodes(
     app.invoke(ask())
     assert agents(rollout) == ["researcher", "researcher", "second", "second"]
     assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == ["researcher", "second"]
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
+def test_a_prebuilt_agent_has_the_name_that_it_was_given(way: str, provider: Provider, rollout: RolloutContext) -> None:
+    agent = create_react_agent(chat_model(provider.url), [tool(add)], name="poetry_expert")
+    ask = {"messages": [("user", "2+3")]}
+    if way == "ainvoke":
+        asyncio.run(agent.ainvoke(ask))
+    else:
+        list(getattr(agent, way)(ask))
+    assert agents(rollout) == ["poetry_expert", "poetry_expert"]
+    assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == ["poetry_expert"]
+    names = [s.agent for s in of(rollout, semconv.INVOKE_AGENT)]
+    assert "agent" not in names
+
+
+def test_prebuilt_agents_are_told_apart(provider: Provider, rollout: RolloutContext) -> None:
+    """As nodes of another graph, as langgraph-supervisor and langgraph-swarm have them, and without a name."""
+    model = chat_model(provider.url)
+    graph = StateGraph(MessagesState)
+    graph.add_node("poet", create_react_agent(model, [], name="poet"))
+    graph.add_node("critic", create_react_agent(model, [], name="the critic"))
+    graph.add_edge(START, "poet")
+    graph.add_edge("poet", "critic")
+    graph.compile(name="boss").invoke({"messages": [("user", "2+3")]})
+    create_react_agent(model, []).invoke({"messages": [("user", "2+3")]})
+    assert agents(rollout) == ["poet", "the critic", "agent"]
+
+
+def test_a_users_node_called_agent_is_an_agent_of_that_name(provider: Provider, rollout: RolloutContext) -> None:
+    model = chat_model(provider.url)
+    graph = StateGraph(MessagesState)
+    graph.add_node("agent", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_edge(START, "agent")
+    graph.compile(name="mine").invoke({"messages": [("user", "2+3")]})
+    assert agents(rollout) == ["agent"]
 
 
 def test_a_graph_in_an_agents_tool_does_not_inherit_the_agents_name(
