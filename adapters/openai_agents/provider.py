@@ -53,6 +53,15 @@ class Provider(TraceProvider):
             self._hidden.add(hidden.span_id)
         return hidden
 
+    def stay(self) -> None:
+        """Come in front again, if the program has set a provider of its own since."""
+        users = get_trace_provider()
+        if users is not self:
+            if users is not self.users:
+                users.register_processor(self.processor)
+            self.users = users
+            set_trace_provider(self)
+
     def forget(self, id: str) -> None:
         """Forget the id of a trace or a span that has ended."""
         self._hidden.discard(id)

@@ -5,7 +5,8 @@ not switch the processor off (openai-agents >= 0.20, < 1). The SDK's tool spans 
 joined to the call with its name and arguments in the last answer of the same agent's run. They carry no MCP `isError`
 either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it. Of an
 exception that a tool's failure handler turns into a result, its spans keep no more than that there was one:
-`SpanImpl.set_error`, which is called while it is handled, is patched to keep it.
+`SpanImpl.set_error`, which is called while it is handled, is patched to keep it. `AgentRunner.run` and `run_streamed`
+are patched to find a trace provider that the program has set in the meantime.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
+        from agents.run import AgentRunner
         from agents.tracing.spans import SpanImpl
 
         from agl.adapters.openai_agents import provider
@@ -52,6 +54,8 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         self._unwatch = _watch_mcp(processor)
         self._patches = Patches()
         self._patches.method(SpanImpl, "set_error", _keeping_exceptions(processor))
+        for method in ("run", "run_streamed"):  # `run_sync` calls the first
+            self._patches.method(AgentRunner, method, _behind(self._provider))
 
     def _restore(self) -> None:
         from agl.adapters.openai_agents import provider
@@ -218,6 +222,21 @@ def _watch_mcp(processor: Any) -> Callable[[], None]:
             MCPUtil._extract_custom_data = original
 
     return unwatch
+
+
+def _behind(provider: Any) -> Around:
+    """Have the program's own trace provider behind the adapter's when a run begins, whenever it was set."""
+
+    def around(run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def begin(*args: Any, **kwargs: Any) -> Any:
+            if not tracing.idle():
+                provider.stay()
+            return run(*args, **kwargs)
+
+        return begin
+
+    return around
 
 
 def _keeping_exceptions(processor: Any) -> Around:

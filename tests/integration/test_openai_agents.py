@@ -23,10 +23,12 @@ from agents import (
     UserError,
     function_tool,
     set_trace_processors,
+    set_trace_provider,
     set_tracing_disabled,
     trace,
 )
 from agents.tracing import TracingProcessor, get_trace_provider
+from agents.tracing.provider import DefaultTraceProvider
 from openai import AsyncOpenAI
 from scripted import in_loop, serving, tool_call
 from subject_openai_agents import chat_model, responses_model
@@ -381,3 +383,32 @@ async def check_gateway(api: Any, streaming: bool) -> None:
     assert (built.bypassed, built.lost, built.n_calls) == ((), (), 3)
     [(reward, call)] = built.credited
     assert (reward.value, call) == (0.5, calls[1].id)
+
+
+@pytest.mark.parametrize("way", ["run", "run_sync", "run_streamed"])
+def test_a_programs_own_trace_provider_keeps_names_and_gets_its_spans(way: str, provider: Provider) -> None:
+    seen = Seen()
+    users = DefaultTraceProvider()
+    users.set_disabled(False)
+    users.register_processor(seen)
+    before = get_trace_provider()
+    agent = Agent(name="solver", model=chat_model(provider.url), tools=[function_tool(add)])
+    context = RolloutContext("ro", 1, "outer", select(None))
+
+    async def main() -> None:
+        if way == "run":
+            await Runner.run(agent, "2+3")
+        else:
+            async for _ in Runner.run_streamed(agent, "2+3").stream_events():
+                pass
+
+    try:
+        with OpenAIAgentsTracer(), tracing.running(context):
+            set_trace_provider(users)
+            Runner.run_sync(agent, "2+3") if way == "run_sync" else asyncio.run(main())
+        assert get_trace_provider() is users
+    finally:
+        set_trace_provider(before)
+    assert [s.agent for s in context.spans if s.operation == semconv.CHAT] == ["solver", "solver"]
+    assert [s.agent for s in context.spans if s.operation == semconv.EXECUTE_TOOL] == ["solver"]
+    assert "generation" in seen.spans
