@@ -2,7 +2,8 @@
 
 Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.21, < 2):
 `AgentTelemetryLayer.run`, `ChatTelemetryLayer.get_response` and `FunctionTool.invoke`; `RawAgent.run` for agents
-without telemetry; and `Executor.execute`, because in a workflow an agent may go by its executor's id.
+without telemetry; `Executor.execute`, because in a workflow an agent may go by its executor's id; and the middleware
+with which `HandoffBuilder` answers a handoff's tool call (agent-framework-orchestrations >= 1.4, < 2).
 They are patched: the framework's middleware is registered per agent or client, and its spans carry
 content only with a flag, stop when the user switches telemetry off, and belong to the user's provider, where they stay
 unchanged. Streams are followed by the framework's `with_pull_context_manager` and hooks.
@@ -10,6 +11,7 @@ unchanged. Streams are followed by the framework's `with_pull_context_manager` a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -22,7 +24,7 @@ from agl.adapters.aside import Aside
 from agl.adapters.base import INVALID
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, model_call, tool_end, tool_run
+from agl.adapters.scopes import agent_turn, handoff, model_call, tool_end, tool_run
 from agl.mdp.selection import Selection
 from agl.tracing.context import Scope, within
 
@@ -50,6 +52,11 @@ class AgentFrameworkTracer(PatchingTracer):
             (Executor, "execute", _executing),
         ):
             patches.replace(cls, name, around(cls.__dict__[name]))
+        # A package of its own. Its middleware answers a handoff's tool call itself, so that no tool is invoked.
+        with contextlib.suppress(ImportError, AttributeError):
+            from agent_framework_orchestrations import _handoff
+
+            patches.method(_handoff._AutoHandoffMiddleware, "process", _handing_off)
 
 
 def _running(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,6 +86,17 @@ def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
             _executor.reset(before)
 
     return traced_execute
+
+
+def _handing_off(process: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(process)
+    async def traced_process(self: Any, context: Any, call_next: Any) -> Any:
+        here, target = tracing.current(), self._handoff_functions.get(context.function.name)
+        if here is not None and target is not None:
+            handoff(here.agent, str(target), context.metadata.get("call_id"))
+        return await process(self, context, call_next)
+
+    return traced_process
 
 
 def _name(agent: Any, selection: Selection) -> str | None:

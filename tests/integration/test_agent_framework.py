@@ -330,3 +330,44 @@ def test_a_rollout_through_the_gateway_is_recorded_call_by_call(client: Any, str
         assert span.attributes[semconv.TOOL_CALL_RESULT] == "5"
 
     main()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_handoff_is_a_span_of_the_tool_call_that_made_it(
+    streamed: bool, provider: Provider, rollout: RolloutContext
+) -> None:
+    """`HandoffBuilder` answers the call itself, and its agents are copies of the user's."""
+    orchestrations = pytest.importorskip("agent_framework_orchestrations")
+
+    def script(body: dict[str, Any]) -> Reply:
+        tools = [t["function"]["name"] for t in body.get("tools") or ()]
+        if "handoff_to_poet" in tools and not any(m["role"] == "tool" for m in body["messages"]):
+            return Reply(tools=(("handoff_to_poet", {}),))
+        return Reply("a poem")
+
+    provider.script = script
+    triage, poet = (
+        build(provider.url, name, (), require_per_service_call_history_persistence=True) for name in ("triage", "poet")
+    )
+    workflow = (
+        orchestrations.HandoffBuilder(participants=[triage, poet])
+        .add_handoff(triage, [poet])
+        .with_start_agent(triage)
+        .build()
+    )
+
+    async def main() -> None:
+        if streamed:
+            async for _ in workflow.run("write a poem", stream=True):
+                pass
+        else:
+            await workflow.run("write a poem")
+
+    asyncio.run(main())
+    [span] = of(rollout, semconv.HANDOFF)
+    facts = span.attributes
+    assert (facts[semconv.HANDOFF_FROM], facts[semconv.HANDOFF_TO]) == ("triage", "poet")
+    [answer] = messages.said(of(rollout, semconv.CHAT)[0])
+    [call] = answer.tool_calls
+    assert facts[semconv.TOOL_CALL_ID] == call.id
+    assert agents(rollout) == ["triage", "poet"]
