@@ -19,13 +19,13 @@ from typing import Any, Literal
 from agl.errors import ConfigError, checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
+from agl.trainer.graders.fences import fenced
 from agl.trainer.graders.fields import Field, extract, failure, lookup, reference, text_of
 from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test", "input_output")
 """Fields of a dict task that hold the tests, in order of preference."""
 
-_FENCED = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.S)
 _MOST_CHARACTERS = 200_000
 _START_SECONDS = 60.0
 
@@ -164,8 +164,10 @@ class PythonTests(Grader):
 
 def program_of(text: str) -> str:
     """The program in a text: its last code block of Python, else its last code block, else all of it."""
-    blocks = _FENCED.findall(text)
-    python = [code for language, code in blocks if language.lower() in ("python", "py", "python3")]
+    blocks = fenced(text)
+    python = [
+        code for info, code in blocks if re.split(r"\W", info.lower(), maxsplit=1)[0] in ("python", "py", "python3")
+    ]
     return python[-1] if python else blocks[-1][1] if blocks else text
 
 

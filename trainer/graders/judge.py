@@ -32,8 +32,11 @@ Give a score from {low} (worst) to {high} (best). Reply with JSON alone:
 CRITERIA = "Is the answer correct, complete and helpful? Where there is a reference, does it agree with it?"
 
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
-_SCORE = re.compile(rf"\b(?:score|rating|grade)\b[\"*]*\s*(?:is|of|[:=])*[\s*]*{_NUMBER}(?:\s*/\s*{_NUMBER})?", re.I)
-_BARE = re.compile(rf"\s*{_NUMBER}\s*(?:/\s*{_NUMBER})?\s*\.?\s*")
+# Possessive, so that a reply of spaces is read in linear time.
+_SCORE = re.compile(
+    rf"\b(?:score|rating|grade)\b[\"*]*+\s*+(?:is|of|[:=])*+[\s*]*+{_NUMBER}(?:\s*/\s*{_NUMBER})?", re.I
+)
+_BARE = re.compile(rf"\s*+{_NUMBER}\s*+(?:/\s*+{_NUMBER})?\s*+\.?\s*+")
 
 
 @checked_options

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 from agl.errors import ConfigError, checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
+from agl.trainer.graders.fences import fenced
 from agl.trainer.graders.fields import failure, lookup, plain, text_of
 
-_FENCED = re.compile(r"```[ \t]*(?:json)?[ \t]*\n(.*?)```", re.S | re.I)
 _NONE = object()
 
 
@@ -98,7 +97,8 @@ def json_of(output: Any) -> Any:
             except (TypeError, ValueError, RecursionError):
                 return _NONE
         value = text_of(value)
-    for text in (value, *reversed(_FENCED.findall(value))):
+    blocks = fenced(value, lambda info: info.lower() in ("", "json"))
+    for text in (value, *(body for _, body in reversed(blocks))):
         try:
             return json.loads(text, parse_constant=_no_number)
         except (ValueError, RecursionError):
@@ -111,16 +111,32 @@ def _no_number(name: str) -> Any:
 
 
 def _validator(schema: Any) -> Any:
-    from jsonschema.exceptions import SchemaError
-    from jsonschema.validators import validator_for
+    from jsonschema.exceptions import SchemaError, ValidationError
+    from jsonschema.validators import extend, validator_for
     from referencing import Registry
+
+    def unique(validator: Any, wanted: Any, items: Any, _: Any) -> Iterator[Any]:
+        # jsonschema compares each with each.
+        if wanted and validator.is_type(items, "array") and len(set(map(_canonical, items))) < len(items):
+            yield ValidationError("there are equal items")
 
     kind = validator_for(schema)
     try:
         kind.check_schema(schema)
     except SchemaError as error:
         raise ConfigError(f"this is not a JSON schema: {error.message}", hint=f"see {error.json_path}") from error
-    return kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
+    return extend(kind, {"uniqueItems": unique})(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
+
+
+def _canonical(value: Any) -> str:
+    """Equal for equal JSON values, of which 1 and 1.0 are one, and 1 and true are not."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{json.dumps(key)}:{_canonical(value[key])}" for key in sorted(value)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_canonical, value)) + "]"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return json.dumps(value)
 
 
 def _share(schema: Any, value: Any, errors: list[Any]) -> float:

@@ -15,12 +15,12 @@ from typing import Any
 from agl.errors import ConfigError, checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import AgainstReference
+from agl.trainer.graders.fences import fenced
 from agl.trainer.graders.fields import failure, references, text_of
-from agl.trainer.graders.sql_worker import QUOTED_OR_COMMENT
+from agl.trainer.graders.sql_worker import without_quoted
 from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
-_FENCED = re.compile(r"```[ \t]*(?:sql|sqlite|postgresql|mysql)?[ \t]*\n(.*?)```", re.S | re.I)
-_PARENTHESES = re.compile(r"\([^()]*\)")
+_LANGUAGES = ("", "sql", "sqlite", "postgresql", "mysql")
 _STUCK_SECONDS = 60.0
 _KEPT = ("HOME", "PG*", "ODBC*", "KRB5*", "SSL_CERT_FILE")
 """What drivers read of an environment besides the URL."""
@@ -126,16 +126,28 @@ class SQLResult(AgainstReference):
 
 def query_of(text: str) -> str:
     """The query in a text: its last code block, or all of it; without the closing semicolon."""
-    blocks = _FENCED.findall(text)
-    return (blocks[-1] if blocks else text).strip().rstrip("; \n\t")
+    blocks = fenced(text, lambda info: info.lower() in _LANGUAGES)
+    return (blocks[-1][1] if blocks else text).strip().rstrip("; \n\t")
 
 
 def has_order(query: str) -> bool:
     """Whether the outermost SELECT has an ORDER BY."""
-    bare = QUOTED_OR_COMMENT.sub(" ", query)
-    while (inner := _PARENTHESES.sub(" ", bare)) != bare:
-        bare = inner
-    return re.search(r"\border\s+by\b", bare, re.I) is not None
+    bare = without_quoted(query)
+    # Where each parenthesis closes; what is not closed hides nothing.
+    opened: list[int] = []
+    closes: dict[int, int] = {}
+    for place in re.finditer(r"[()]", bare):
+        if place[0] == "(":
+            opened.append(place.start())
+        elif opened:
+            closes[opened.pop()] = place.end()
+    outside: list[str] = []
+    at = 0
+    for start in sorted(closes):
+        if start >= at:
+            outside += [bare[at:start], " "]
+            at = closes[start]
+    return re.search(r"\border\s+by\b", "".join([*outside, bare[at:]]), re.I) is not None
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,15 @@ class Malformed:
 Piece = str | ToolCall | Malformed
 """A part of a response: text, a call, or an attempted call."""
 
+WASTED = 4
+"""How many times its length a text may be read in vain for JSON that is none; calls after that are malformed."""
+
+# All of it in linear time: a policy writes the text.
+_SPACE = re.compile(r"\s*+")
+_MISTRAL_CALL = re.compile(r"([\w.-]++)\s*+(?:\[CALL_ID\](\w++)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
+_XML_HEAD = re.compile(r"\s*+<function=([^>\n]++)>")
+_XML_PARAMETER = re.compile(r"\s*+<parameter=([^>\n]++)>")
+
 ToolFormat = Callable[[str, Tools], Iterator[Piece]]
 """Splits a response's text into its pieces, in order; together they are the whole text."""
 
@@ -89,17 +99,21 @@ def call_from(value: Any, raw: str) -> ToolCall | Malformed:
 
 def hermes(text: str, tools: Tools) -> Iterator[Piece]:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes and Qwen2.5/3 write it."""
-    at = 0
+    at = wasted = 0
+    tags = _Tags(text)
     while (start := text.find("<tool_call>", at)) >= 0:
         yield text[at:start]
         # Read as JSON first: a text among the arguments may hold the tags themselves.
-        value, end = _raw_decode(text, _skip_space(text, start + len("<tool_call>")))
+        value, end = None, start
+        if wasted <= WASTED * len(text):
+            value, end = _raw_decode(text, _skip_space(text, start + len("<tool_call>")))
         end = _skip_space(text, end)
         if value is not None and text.startswith("</tool_call>", end):
             at = end + len("</tool_call>")
             yield call_from(value, text[start:at])
         else:
-            at = _block_end(text, start)
+            at = tags.block_end(start)
+            wasted += end - start
             yield Malformed(text[start:at])
     yield text[at:]
 
@@ -110,9 +124,10 @@ def xml_function(text: str, tools: Tools) -> Iterator[Piece]:
     Values are bare text; a tool's schema says which of them are strings.
     """
     at = 0
+    tags = _Tags(text)
     while (start := text.find("<tool_call>", at)) >= 0:
         yield text[at:start]
-        at = _block_end(text, start)
+        at = tags.block_end(start)
         raw = text[start:at]
         yield _xml_call(raw, tools) if raw.endswith("</tool_call>") else Malformed(raw)
     yield text[at:]
@@ -162,7 +177,7 @@ def mistral(text: str, tools: Tools) -> Iterator[Piece]:
                 continue
             yield from calls
         else:
-            match = re.match(r"([\w.-]+)\s*(?:\[CALL_ID\](\w+))?\s*(?:\[ARGS\])?\s*(?=\{)", body)
+            match = _MISTRAL_CALL.match(body)
             value, end = _raw_decode(body, match.end()) if match else (None, 0)
             if match is None or not isinstance(value, dict):
                 yield Malformed(raw)
@@ -193,33 +208,45 @@ def detect(rendered_call: str) -> str | None:
     return None
 
 
-def _block_end(text: str, start: int) -> int:
-    """Where the `<tool_call>` block at `start` ends: after its close, else before the next block or with the text."""
-    close = text.find("</tool_call>", start)
-    following = text.find("<tool_call>", start + 1)
-    if close >= 0 and (following < 0 or close < following):
-        return close + len("</tool_call>")
-    return following if following >= 0 else len(text)
+class _Tags:
+    """Where the tags of a text are, so that no block searches all that comes after it."""
+
+    def __init__(self, text: str) -> None:
+        self._places = [(m.start(), m.end(), m[0] == "</tool_call>") for m in re.finditer("</?tool_call>", text)]
+        self._length = len(text)
+
+    def block_end(self, start: int) -> int:
+        """Where the block at `start` ends: after its close, else before the next block or with the text."""
+        i = bisect.bisect_right(self._places, (start, self._length, True))
+        if i == len(self._places):
+            return self._length
+        place, end, closes = self._places[i]
+        return end if closes else place
 
 
 def _skip_space(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def _xml_call(raw: str, tools: Tools) -> ToolCall | Malformed:
     body = raw.removeprefix("<tool_call>").removesuffix("</tool_call>")
-    match = re.fullmatch(r"\s*<function=([^>\n]+)>(.*?)(?:</function>)?\s*", body, re.DOTALL)
-    if match is None:
+    match = _XML_HEAD.match(body)
+    if match is None or not (name := match[1].strip()):
         return Malformed(raw)
-    name, inner = match[1].strip(), match[2]
-    parameters = list(re.finditer(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", inner, re.DOTALL))
-    if not name or re.sub(r"<parameter=([^>\n]+)>.*?</parameter>", "", inner, flags=re.DOTALL).strip():
-        return Malformed(raw)
+    inner = body[match.end() :].rstrip().removesuffix("</function>")
     types = _parameter_types(name, tools)
-    arguments = {p[1].strip(): _value(p[2], types.get(p[1].strip())) for p in parameters}
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    arguments: dict[str, Any] = {}
+    at = 0
+    while parameter := _XML_PARAMETER.match(inner, at):
+        end = inner.find("</parameter>", parameter.end())
+        if end < 0:
+            return Malformed(raw)
+        key, value = parameter[1].strip(), inner[parameter.end() : end].removeprefix("\n").removesuffix("\n")
+        arguments[key] = _value(value, types.get(key))
+        at = end + len("</parameter>")
+    # Whatever else there is between the parameters was meant to be something.
+    return Malformed(raw) if inner[at:].strip() else ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _parameter_types(name: str, tools: Tools) -> dict[str, Any]:
@@ -241,13 +268,15 @@ def _value(text: str, declared: Any) -> Any:
 def _loads(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # deeper than the interpreter's stack
         return None
 
 
 def _raw_decode(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that starts at `at` and where it ends; (None, len(text)) when there is none."""
+    """The JSON value that starts at `at` and where it ends; None and how far it was read where there is none."""
     try:
         return json.JSONDecoder().raw_decode(text, at)
-    except ValueError:
+    except json.JSONDecodeError as error:
+        return None, error.pos
+    except (ValueError, RecursionError):  # too many digits; deeper than the interpreter's stack
         return None, len(text)
