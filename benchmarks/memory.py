@@ -3,17 +3,18 @@ weight is made or downloaded.
 
     python benchmarks/memory.py [--tokens 16384] [--row-tokens 4096]
     python benchmarks/memory.py --lora 16                      # with adapters in bfloat16 instead of all weights
+    python benchmarks/memory.py --lora 16 --quantize 4bit      # with adapters on a base in 4 bits
     python benchmarks/memory.py --model Qwen/Qwen2.5-1.5B      # a directory or hub id, of which config.json is read
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 from transformers import AutoConfig, LlamaConfig, PretrainedConfig
 
-from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.config import LearnerConfig, Quantize
 from agl.trainer.local.memory import GIB, model_of_shapes, update_memory, with_adapters
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -29,7 +30,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def table(
-    models: dict[str, PretrainedConfig], *, tokens: int = 16384, row_tokens: int = 4096, lora: int | None = None
+    models: dict[str, PretrainedConfig],
+    *,
+    tokens: int = 16384,
+    row_tokens: int = 4096,
+    lora: int | None = None,
+    quantize: Quantize | None = None,
 ) -> str:
     """The table in Markdown, GiB."""
     state = "weights, gradient, AdamW" if lora is None else f"weights, adapters of rank {lora}"
@@ -43,7 +49,7 @@ def table(
                 trained=tokens // 4, autocast=True,
             )  # fmt: skip
             if lora is not None:
-                needed = with_adapters(model, lora, needed)
+                needed = with_adapters(model, lora, needed, quantize)
             parts = (needed.resident, needed.weight_copies, needed.activations, needed.logits, needed.total)
             what = ", activation checkpointing" if checkpointing else ""
             rows.append(f"| {name}{what} | " + " | ".join(f"{part / GIB:.1f}" for part in parts) + " |")
@@ -56,6 +62,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16384, help="of a forward pass: max_tokens_per_microbatch")
     parser.add_argument("--row-tokens", type=int, default=4096, help="of its longest row")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank")
+    parser.add_argument("--quantize", choices=get_args(Quantize), help="of the base of the adapters")
     parser.add_argument("--model", help="a directory or hub id instead of common shapes")
     options = parser.parse_args()
     models: dict[str, PretrainedConfig] = (
@@ -63,7 +70,10 @@ def main() -> None:
         if options.model is None
         else {options.model: AutoConfig.from_pretrained(options.model)}
     )
-    print(table(models, tokens=options.tokens, row_tokens=options.row_tokens, lora=options.lora))
+    if options.quantize and options.lora is None:
+        parser.error("--quantize needs --lora")
+    sizes = {"tokens": options.tokens, "row_tokens": options.row_tokens}
+    print(table(models, **sizes, lora=options.lora, quantize=options.quantize))
 
 
 if __name__ == "__main__":

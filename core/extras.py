@@ -25,6 +25,7 @@ MODULES = {
     "verl": ("verl",),
     "vllm": ("vllm",),
     "gguf": ("gguf",),
+    "quantize": ("bitsandbytes",),
     "postgres": ("psycopg",),
     "ray": ("ray",),
     "prompts": ("agl_prompts", "gepa"),

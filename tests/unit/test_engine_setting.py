@@ -84,3 +84,27 @@ def test_any_engine_that_says_its_tokenizer_is_measured(untrained_model: Path, t
     assert agl.Distill(model="m", teacher=engine, steps=1).teacher is engine
     with pytest.raises(ConfigError, match=r"engine= is 'http://gpu:8000'.*\n.*ServedModel"):
         agl.Baseline(engine="http://gpu:8000")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantize": "2bit", "lora": LoraSpec()}, "'2bit' is not known\n  -> did you mean '"),
+        ({"quantize": "4bit"}, r"quantize='4bit' without lora(.|\n)*lora=agl.LoraSpec\(rank=16\)"),
+        ({"quantize": "4bit", "lora": LoraSpec(), "device": "mps"}, "device='mps'\n  -> use device='cuda' or 'cpu'"),
+        ({"quantize": "8bit", "lora": LoraSpec(), "engine": "vllm"}, "engine='vllm'(.|\n)*-> leave engine out"),
+        ({"quantize": "8bit", "lora": LoraSpec()}, r'needs bitsandbytes(.|\n)*pip install "\.\[quantize\]"'),
+    ],
+)
+def test_a_base_that_cannot_be_quantised_is_refused(
+    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"vllm": object(), "bitsandbytes": None}
+    monkeypatch.setattr("agl.extras.find_spec", lambda name: installed.get(name, find_spec(name)))
+    with pytest.raises(ConfigError, match=message):
+        agl.GRPO(model="m", steps=1, **settings)
+
+
+def test_verl_does_not_quantise() -> None:
+    with pytest.raises(ConfigError, match=r"no option 'quantize'\n  -> .*agl.GRPO\(quantize=\)"):
+        agl.VERL(model="m", steps=1, quantize="4bit")  # type: ignore[call-arg]

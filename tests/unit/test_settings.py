@@ -14,6 +14,7 @@ import agl
 from agl.errors import ConfigError
 from agl.trainer.algorithms import groups, settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
+from agl.trainer.local import protocol
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import PolicySpec, environment
 
@@ -44,6 +45,7 @@ def test_every_setting_is_on_both_sides_or_accounted_for() -> None:
 
 def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "require", lambda *_: None)  # as where vLLM is installed
+    monkeypatch.setattr(protocol, "require", lambda *_: None)  # and bitsandbytes
     changed = {
         "learning_rate": 0.5, "warmup_steps": 3, "schedule": "linear", "betas": (0.5, 0.6), "weight_decay": 0.1,
         "grad_clip": 2.0, "clip_low": 0.11, "clip_high": 0.12, "max_kl": 0.9, "kl_coef": 0.2, "kl_kind": "k1",
@@ -57,10 +59,11 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
                "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1, "engine": "vllm",
                "gpu_memory": 0.3, "load_timeout": 9.0}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"update_epochs"}
-    assert changed.keys() | process.keys() == shared
+    assert changed.keys() | process.keys() == shared - {"quantize"}  # vLLM has none
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
     assert {name: getattr(spec.learner, name) for name in changed} == changed
     assert {name: getattr(spec, name) for name in process} == process
+    assert agl.GRPO(model="m", steps=1, lora=LoraSpec(), quantize="4bit").policy_spec(0, 1).quantize == "4bit"
     assert (spec.seed, spec.learner.seed, spec.learner.update_epochs, spec.learner.total_steps) == (6, 6, 4, 50)
 
 

@@ -36,6 +36,7 @@ def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
     others = {
         "local",
         "gguf",
+        "quantize",
         "server",
         "postgres",
         "ray",

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from agl.errors import ConfigError, reject_unknown
 from agl.mdp.types import Transition
-from agl.trainer.local.config import Attention, Autocast, EngineName
+from agl.trainer.local.config import Attention, Autocast, EngineName, Quantize
 from agl.trainer.objectives import Estimator, KLKind, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.advantages import Shaping
 
@@ -90,6 +90,7 @@ class Device:
     Attributes:
         device: device of the policy: "cpu", "cuda", "mps" or "auto" (cuda where there is a GPU, else the CPU).
         dtype: dtype of the weights: "float32", "bfloat16", "float16" or "auto" (by the device).
+        quantize: hold the frozen model of LoRA in "4bit" or "8bit"; None = in `dtype`.
         engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
         gpu_memory: share of the GPU's memory that "vllm" takes; None = 0.4. While the learner works it is the
             learner's.
@@ -106,6 +107,7 @@ class Device:
 
     device: str = "auto"
     dtype: str = "auto"
+    quantize: Quantize | None = None
     engine: EngineName = "torch"
     gpu_memory: float | None = None
     max_context: int | None = None

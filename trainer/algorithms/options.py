@@ -61,7 +61,9 @@ ENVIRONMENT = {
 _CLOSED = re.compile(r"(gpt-[345]|chatgpt|o[134](-|$)|claude-|gemini-)", re.IGNORECASE)
 
 
-_MODEL = ("model", "lora", "device", "dtype", "max_context", "renderer", "chat_template", "threads", "engine")
+_MODEL = (
+    "model", "lora", "device", "dtype", "quantize", "max_context", "renderer", "chat_template", "threads", "engine",
+)  # fmt: skip
 """The settings of an algorithm that stand in section `model`, where `model` is called `name`."""
 _OBJECTS = {
     "tracer", "policies", "group_reward", "runners", "runner_key", "initial_resources", "prompts", "hooks", "progress",

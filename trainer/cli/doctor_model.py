@@ -83,6 +83,8 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
     memory = {
         "all weights": whole.total,
         f"LoRA, rank {LORA_RANK}": with_adapters(shapes, LORA_RANK, whole).total,
+        "LoRA, 8-bit": with_adapters(shapes, LORA_RANK, whole, "8bit").total,
+        "LoRA, 4-bit": with_adapters(shapes, LORA_RANK, whole, "4bit").total,
     }
     return ModelReport(
         model=model,

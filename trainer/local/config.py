@@ -17,6 +17,7 @@ Schedule = Literal["constant", "linear"]
 Autocast = Literal["bfloat16", "float32"]
 Attention = Literal["eager", "sdpa"]
 EngineName = Literal["torch", "vllm"]
+Quantize = Literal["4bit", "8bit"]
 _CHOICES = {
     "schedule": Schedule,
     "kl_kind": KLKind,

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from agl.errors import ModelLoadError
-from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.config import LearnerConfig, Quantize
 from agl.trainer.local.learner.logprobs import CHUNK_ELEMENTS
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
 LOGITS_KEPT = 3
 """Float32 matrices of a chunk of logits that exist at once: divided by temperature, log-softmax, and its gradient."""
+NF4_BLOCK, NF4_SCALES = 64, 256
+"""Weights with one scale of a byte, and scales with one float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,39 @@ class UpdateMemory:
 def training_bytes(*models: Any) -> int:
     """Bytes of the weights and, for those in training, of their float32 gradient and AdamW's two moments."""
     weights = {id(p): p for model in models for p in model.parameters()}
-    return sum(p.nbytes + (12 * p.numel() if p.requires_grad else 0) for p in weights.values())
+    return sum(_nbytes(p) + (12 * p.numel() if p.requires_grad else 0) for p in weights.values())
+
+
+def n_weights(parameter: Any) -> int:
+    """Numbers in a parameter: of one in 4 bits, a byte holds two."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else state.shape.numel()
+
+
+def _nbytes(parameter: Any) -> int:
+    """Of a parameter, with the scales of one that bitsandbytes has quantised."""
+    if (state := getattr(parameter, "quant_state", None)) is not None:
+        return parameter.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
+    scales = getattr(parameter, "SCB", None)
+    return parameter.nbytes + (0 if scales is None else scales.nbytes)
+
+
+def base_bytes(model: Any, width: int, quantize: Quantize | None = None) -> int:
+    """Bytes of all weights at `width` bytes each, or with `quantize` of the linear layers' but the output layer's in
+    fewer, and their scales."""
+    total = width * sum(p.numel() for p in model.parameters())
+    for layer in [] if quantize is None else adapted_layers(model):
+        n = layer.weight.numel()
+        blocks = -(-n // NF4_BLOCK)
+        nf4 = n // 2 + blocks + FLOAT32 * -(-blocks // NF4_SCALES)
+        total += (nf4 if quantize == "4bit" else n + FLOAT32 * layer.out_features) - width * n
+    return total
+
+
+def adapted_layers(model: Any) -> list[torch.nn.Linear]:
+    """The linear layers but the output layer: those with adapters, and those that are quantised."""
+    head = model.get_output_embeddings()
+    return [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
 
 
 def update_memory(
@@ -97,19 +131,20 @@ def update_memory(
     )
 
 
-def with_adapters(model: Any, rank: int, full: UpdateMemory) -> UpdateMemory:
-    """The same for adapters of this rank on all linear layers of a frozen base in bfloat16; an upper bound.
+def with_adapters(model: Any, rank: int, full: UpdateMemory, quantize: Quantize | None = None) -> UpdateMemory:
+    """The same for adapters of this rank on all linear layers of a frozen base in bfloat16, or quantised; an upper
+    bound.
 
     The base has no gradient, no moments and no copies, the output layer no gradient. An adapter has rank x (in + out)
-    float32 weights with gradient and moments. Activations are taken as for all weights: about a tenth too much.
+    float32 weights with gradient and moments. Activations are taken as for all weights: about a tenth too much. A
+    quantised layer's weights are made wide one layer at a time.
     """
-    head = model.get_output_embeddings()
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    head, layers = model.get_output_embeddings(), adapted_layers(model)
     adapters = sum(rank * (m.in_features + m.out_features) for m in layers)
     return replace(
         full,
-        resident=BFLOAT16 * sum(p.numel() for p in model.parameters()) + 4 * FLOAT32 * adapters,
-        weight_copies=0,
+        resident=base_bytes(model, BFLOAT16, quantize) + 4 * FLOAT32 * adapters,
+        weight_copies=0 if quantize is None else BFLOAT16 * max(m.weight.numel() for m in layers),
         logits=full.logits - FLOAT32 * head.weight.numel(),
     )
 
@@ -141,11 +176,21 @@ def free_bytes(device: torch.device) -> int | None:
     return min(free)
 
 
-def require_memory(name: str, config: Any, device: torch.device, dtype: torch.dtype, *, trained: bool) -> None:
+def require_memory(
+    name: str,
+    config: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    trained: bool,
+    lora: bool = False,
+    quantize: Quantize | None = None,
+) -> None:
     """Refuse a model whose weights, and gradients and AdamW's moments if all of them are trained, do not fit.
 
     Args:
-        name: of the model. config: its configuration. dtype: of its weights.
+        name: of the model. config: its configuration. dtype, quantize: of its weights. trained: all of them. lora: an
+            adapter on them.
 
     Raises:
         ModelLoadError: with what it needs, what is free, and what would fit.
@@ -154,17 +199,19 @@ def require_memory(name: str, config: Any, device: torch.device, dtype: torch.dt
     if free is None:
         return
     shapes = model_of_shapes(config, "eager", dtype).requires_grad_(trained)
-    needed = training_bytes(shapes)
+    needed = training_bytes(shapes) if quantize is None else base_bytes(shapes, dtype.itemsize, quantize)
     if needed <= free:
         return
     parameters = sum(p.numel() for p in shapes.parameters())
     what = "weights, gradients and AdamW's moments take" if trained else "weights take"
-    adapter = parameters * (BFLOAT16 if device.type == "cuda" else FLOAT32)
+    width = BFLOAT16 if device.type == "cuda" else FLOAT32
+    adapters = {"": base_bytes(shapes, width), ", quantize='4bit'": base_bytes(shapes, width, "4bit")}
+    fitting = [(how, size) for how, size in adapters.items() if (trained or lora) and size < min(free, needed)]
     raise ModelLoadError(
         f"the model is too large: the {what} {needed / GIB:.1f} GiB ({parameters:,} parameters), and "
         f"{free / GIB:.1f} GiB are free on {device}",
-        hint=f"train an adapter, lora=agl.LoraSpec(16), whose model takes {adapter / GIB:.1f} GiB"
-        if trained and adapter < free
-        else f"here a model fits of at most {free // (16 if trained else dtype.itemsize) / 1e9:.2g} billion parameters",
+        hint=f"train an adapter, lora=agl.LoraSpec(16){fitting[0][0]}, whose model takes {fitting[0][1] / GIB:.1f} GiB"
+        if fitting
+        else f"here a model fits of at most {free * parameters // needed / 1e9:.2g} billion parameters",
         path=name,
     )

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import torch
 
 from agl.errors import ConfigError, ModelLoadError, nearest
-from agl.trainer.local.config import Attention, LoraSpec
+from agl.trainer.local.config import Attention, LoraSpec, Quantize
 from agl.trainer.local.memory import require_memory
 from agl.trainer.local.tokenizer import load, load_config, load_tokenizer
 
@@ -34,6 +34,7 @@ class LoadedPolicy:
         device: where the model is. dtype: of the base model's weights.
         max_context: longest prompt + answer in tokens, as the model's configuration gives it.
         adapters: the LoRA adapters in the model; none when all weights are one policy.
+        original: what a quantised model was loaded from; None for one that is not quantised.
     """
 
     model: Any
@@ -42,6 +43,7 @@ class LoadedPolicy:
     dtype: torch.dtype
     max_context: int
     adapters: tuple[str, ...] = ()
+    original: str | None = None
 
 
 def load_policy(
@@ -49,6 +51,7 @@ def load_policy(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    quantize: Quantize | None = None,
     lora: LoraSpec | None = None,
     seed: int = 0,
     attention: Attention | None = None,
@@ -61,6 +64,7 @@ def load_policy(
         device: "cpu", "cuda", "cuda:1", ..., "mps", or "auto": cuda where there is one, else the CPU.
         dtype: of the base model's weights: "float32", "bfloat16" or "auto": bfloat16 under LoRA on cuda, otherwise
             float32. Weights in training are always float32; computing in bfloat16 is the learner's `autocast`.
+        quantize: hold the model in fewer bits (`quantized`); only with `lora`.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
         attention: "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
@@ -79,8 +83,16 @@ def load_policy(
     _check_files(name)
     config = load_config(name)
     tokenizer = load_tokenizer(name)
-    require_memory(name, config, where, kind, trained=trained and lora is None)
-    model = _load_model(name, config, kind, attention or ("eager" if where.type == "cpu" else "sdpa"))
+    adapter = lora is not None
+    require_memory(name, config, where, kind, trained=trained and not adapter, lora=adapter, quantize=quantize)
+    attention = attention or ("eager" if where.type == "cpu" else "sdpa")
+    if quantize is None:
+        model = _load_model(name, config, kind, attention).to(where)
+    else:
+        from agl.trainer.local.quantized import loading_options, make_exact
+
+        model = _load_model(name, config, kind, attention, **loading_options(quantize, kind, where))
+        make_exact(model)
     rows = int(model.get_input_embeddings().weight.shape[0])
     if (largest := max(tokenizer.get_vocab().values())) >= rows:
         raise ModelLoadError(
@@ -95,8 +107,8 @@ def load_policy(
             hint="add the longest context that the model was made for to config.json",
             path=name,
         )
-    model = model.to(where)  # type: ignore[arg-type]
-    policy = LoadedPolicy(model.eval(), tokenizer, where, kind, int(max_context))
+    original = None if quantize is None else name
+    policy = LoadedPolicy(model.eval(), tokenizer, where, kind, int(max_context), original=original)
     return policy if lora is None else add_adapter(policy, lora, seed)
 
 
@@ -136,21 +148,32 @@ def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str 
     """Write a Hugging Face model directory that `load_policy` and `AutoModelForCausalLM` load.
 
     With LoRA the directory holds the base merged with one adapter (the only one, if `adapter` is None), and
-    `adapter/` in it that adapter by itself.
+    `adapter/` in it that adapter by itself. Of a quantised base, the original weights are loaded again and merged: no
+    quantised weights are written.
     """
     target = Path(path)
     if not policy.adapters:
         policy.model.save_pretrained(target)
     else:
         name = adapter or policy.adapters[0]
-        # Merging in place and back would leave rounding errors in the weights that are being trained on.
-        merged = copy.deepcopy(policy.model)
-        for other in policy.adapters:
-            if other != name:
-                merged.delete_adapter(other)
-        merged.merge_and_unload().save_pretrained(target)
         _save_adapter(policy, target / "adapter", name)
+        _with_one_adapter(policy, name, target / "adapter").merge_and_unload().save_pretrained(target)
     policy.tokenizer.save_pretrained(target)
+
+
+def _with_one_adapter(policy: LoadedPolicy, name: str, saved: Path) -> Any:
+    """A peft model with this adapter, to merge: merging in place and back would leave rounding errors in the weights
+    that are being trained on."""
+    if policy.original is not None:
+        from peft import PeftModel
+
+        base = _load_model(policy.original, load_config(policy.original), policy.dtype, "eager")
+        return PeftModel.from_pretrained(base, saved)
+    copied = copy.deepcopy(policy.model)
+    for other in policy.adapters:
+        if other != name:
+            copied.delete_adapter(other)
+    return copied
 
 
 def export_weights(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str | None, dtype: torch.dtype) -> None:
@@ -237,7 +260,7 @@ def _check_files(name: str) -> None:
         raise ModelLoadError("no tokenizer in the directory (tokenizer.json)", hint=contents, path=name)
 
 
-def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> Any:
+def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     loaded: Any = load(
@@ -251,6 +274,7 @@ def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str) -> A
             output_loading_info=True,
             # Only so that the tensors of another shape are reported here too; they are refused below.
             ignore_mismatched_sizes=True,
+            **options,
         ),
     )
     model, info = loaded

@@ -6,10 +6,12 @@ Invariant: importing this module loads no torch, so the parent never does.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
-from agl.errors import AglError
+from agl.errors import AglError, ConfigError, nearest
+from agl.extras import require
 from agl.trainer.engines.base import Completion
-from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec, Quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class PolicySpec:
         model: a local Hugging Face directory or a hub id.
         name: the policy's name.
         device: "cpu", "cuda", "cuda:1" or "auto". dtype: of the weights, or "auto".
+        quantize: hold the base of `lora` in "4bit" or "8bit" (`agl.trainer.local.quantized`); None = in `dtype`.
         attention: of the learner where rows share no prefixes, "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
@@ -33,12 +36,16 @@ class PolicySpec:
             `LocalPolicy.publish` renews the copy.
         trained: False for one that only answers, or scores.
         load_timeout: how long loading may make no progress (`agl.trainer.local.loading`), in seconds; None = for ever.
+
+    Raises:
+        ConfigError: `quantize` cannot be honoured.
     """
 
     model: str
     name: str = "policy"
     device: str = "auto"
     dtype: str = "auto"
+    quantize: Quantize | None = None
     attention: Attention | None = None
     lora: LoraSpec | None = None
     seed: int = 0
@@ -52,12 +59,32 @@ class PolicySpec:
     load_timeout: float | None = 600.0
     trained: bool = True
 
+    def __post_init__(self) -> None:
+        if self.quantize is None:
+            return
+        what = f"quantize={self.quantize!r}"
+        if self.quantize not in get_args(Quantize):
+            raise ConfigError(f"{what} is not known", hint=nearest(str(self.quantize), get_args(Quantize)))
+        if self.lora is None:
+            raise ConfigError(
+                f"{what} without lora: rounded weights cannot be trained",
+                hint="train an adapter on them, lora=agl.LoraSpec(rank=16), or leave quantize out",
+            )
+        if self.engine == "vllm":
+            raise ConfigError(
+                f"{what} with engine='vllm', which would not sample from the weights that the learner trains on",
+                hint="leave engine out: the learner's own process samples from the weights that it trains on",
+            )
+        if self.device.startswith("mps"):
+            raise ConfigError(f"{what} with device={self.device!r}", hint="use device='cuda' or 'cpu', or no quantize")
+        require(what, "quantize")
+
     @property
     def base(self) -> tuple[object, ...]:
         """What policies must have in common to be adapters on one base model, in one process."""
         return (
-            self.model, self.device, self.dtype, self.attention, self.max_context, self.threads, self.max_batch,
-            self.max_staleness,
+            self.model, self.device, self.dtype, self.quantize, self.attention, self.max_context, self.threads,
+            self.max_batch, self.max_staleness,
         )  # fmt: skip
 
 

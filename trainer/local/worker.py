@@ -119,6 +119,7 @@ class Worker:
         from agl.trainer.local.engine.engine import LocalEngine
         from agl.trainer.local.learner.learner import Learner
         from agl.trainer.local.lora import Adapters
+        from agl.trainer.local.memory import n_weights
         from agl.trainer.local.model import add_adapter, load_policy
         from agl.trainer.local.tokenizer import declared_stops
 
@@ -128,6 +129,7 @@ class Worker:
             first.model,
             device=first.device,
             dtype=first.dtype,
+            quantize=first.quantize,
             lora=first.lora,
             seed=first.seed,
             attention=first.attention,
@@ -161,7 +163,7 @@ class Worker:
             adapters=served_adapters,
             trained=model,
         )
-        total = sum(p.numel() for p in model.parameters())
+        total = sum(map(n_weights, model.parameters()))
         trainable = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
         shared = total - sum(trainable.values()) if adapters is not None else 0
         return {

@@ -104,9 +104,10 @@ def expand(common: Common) -> dict[str, Any]:
     """
     for name in common:
         if name not in KEYS:
-            raise ConfigError(
-                f"VERL has no option {name!r}", hint=f"{nearest(name, KEYS)}; verl's own keys go into config="
-            )
+            hint = f"{nearest(name, KEYS)}; verl's own keys go into config="
+            if name == "quantize":
+                hint = "leave it out, or train on one GPU with agl.GRPO(quantize=)"
+            raise ConfigError(f"VERL has no option {name!r}", hint=hint)
     values: dict[str, Any] = {**(DEFAULTS if "model" in common else {}), **common}
     if "model" in common and ("steps" in common) == ("epochs" in common):
         raise ConfigError("VERL(model=...) needs either steps= or epochs=", hint="for example steps=200")
