@@ -82,8 +82,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "verl_bridge": ("--steps", "3", "--rounds", "1"),
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
-NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak", "gpu"}
-"""Parts of others; chaos and soak, which are no comparisons and run longer in `.ci/nightly`; what needs a GPU."""
+NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak", "gpu", "trl_learning"}
+"""Parts of others; chaos and soak, which are no comparisons and run longer in `.ci/nightly`; what needs a GPU; hours of learning."""
 TAIL = 15
 """Lines of a failure that are shown."""
 

@@ -40,7 +40,15 @@ class LightningSpanProcessor(SpanProcessor):
         scope = self._scopes.pop(span.context.span_id, None) if span.context else None
         if scope is not None and not scope.rollout.closed:
             rollout = scope.rollout
-            recorded = dataclasses.replace(from_otel(span), rollout_id=rollout.rollout_id, attempt=rollout.attempt)
+            own = from_otel(span)
+            # In the program's own tracing it may be of another trace: agl sets no current span there.
+            recorded = dataclasses.replace(
+                own,
+                rollout_id=rollout.rollout_id,
+                attempt=rollout.attempt,
+                trace_id=f"{scope.span.get_span_context().trace_id:032x}",
+                parent_id=own.parent_id or scope.span_id,
+            )
             rollout.spans.append(recorded)
             if rollout.on_span_end is not None:
                 rollout.on_span_end(recorded)
