@@ -367,7 +367,7 @@ class Conformance:
         assert after.parent.span_id == around.get_span_context().span_id
         assert len(of(rollout, semconv.CHAT)) == len(provider.seen)
 
-    @capability("the user's own tracing is unchanged")
+    @capability("the user's own spans keep their parents")
     def test_users_spans_have_the_parents_that_they_have_without_agl(
         self, subject: Subject, way: str, provider: Provider, gateway: Provider, monkeypatch: pytest.MonkeyPatch
     ) -> None:
