@@ -75,8 +75,8 @@ MUTATIONS = (
     Mutation(
         "a call joins a row that it does not share its prompt with",
         "core/mdp/sequence.py",
-        "different_n = segment.tokens_N[:n] != prompt_P[depth : depth + n]\n",
-        "different_n = segment.tokens_N[:n] > prompt_P[depth : depth + n]\n",
+        "different_n = segment.buffer[:n] != prompt_P[depth : depth + n]\n",
+        "different_n = segment.buffer[:n] > prompt_P[depth : depth + n]\n",
         unit("sequence", "test_walking_up_from_a_call_spells_its_prompt_and_response"),
     ),
     # -- credit and advantages ----------------------------------------------------------------------------------------
@@ -260,17 +260,16 @@ MUTATIONS = (
     ),
     Mutation(
         "any key opens an attempt",
-        "trainer/gateway/access.py",
-        "return access if authorized else None",
-        "return access",
+        "trainer/gateway/gateway.py",
+        "if access is None or not authorized:",
+        "if access is None:",
         unit("gateway_security", "test_a_key_opens_its_own_attempt_alone"),
     ),
     Mutation(
         "key of an attempt that has ended accepted",
-        "trainer/gateway/access.py",
-        "access = self._open.pop((rollout_id, attempt), None)\n"
-        "        if access is not None:\n            access.closed = True\n",
-        "access = self._open.get((rollout_id, attempt))\n",
+        "trainer/gateway/gateway.py",
+        "access = self._accesses.pop((rollout_id, attempt), None)\n",
+        "access = self._accesses.get((rollout_id, attempt))\n",
         unit("gateway_security", "test_a_key_dies_with_its_attempt"),
     ),
     # -- tracing and routing ------------------------------------------------------------------------------------------

@@ -43,24 +43,22 @@ class Adapter(Protocol):
     def uninstrument(self) -> Any: ...
 
 
-def adapters() -> dict[str, Any]:
-    """Name -> tracer class of every installed adapter, in order of name, without those that cannot be imported."""
-    return _loaded()[0]
+_broken: list[str] = []
+"""Adapters that cannot be imported, and why."""
 
 
 @functools.cache
-def _loaded() -> tuple[dict[str, Any], dict[str, str]]:
-    """The adapters, and for each other one why it could not be imported."""
+def adapters() -> dict[str, Any]:
+    """Name -> tracer class of every installed adapter, in order of name, without those that cannot be imported."""
     loaded: dict[str, Any] = {}
-    broken: dict[str, str] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda e: e.name):
         try:
             loaded[entry.name] = entry.load()
         except Exception as error:
             where = f" of {entry.dist.name} {entry.dist.version}" if entry.dist is not None else ""
-            broken[entry.name] = f"{entry.name}{where} ({type(error).__name__}: {error})"
-            log.warning("an adapter cannot be imported: %s", broken[entry.name])
-    return loaded, broken
+            _broken.append(f"{entry.name}{where} ({type(error).__name__}: {error})")
+            log.warning("an adapter cannot be imported: %s", _broken[-1])
+    return loaded
 
 
 def wrap(agent: Any, reward: RewardFunction | None = None, *, memory: Any = None, **options: Any) -> Agent:
@@ -83,7 +81,7 @@ def wrap(agent: Any, reward: RewardFunction | None = None, *, memory: Any = None
             reject_unknown(options, known, f"agl.wrap of a {type(agent).__name__}")
             wrapped = adapter.wrap(agent, reward, **options)
             return wrapped if memory is None else replace(wrapped, memory=MemoryUse.of(memory))
-    broken = "".join(f"; it cannot import {why}" for why in _loaded()[1].values())
+    broken = "".join(f"; it cannot import {why}" for why in _broken)
     raise ConfigError(
         f"no adapter knows {type(agent).__module__}.{type(agent).__qualname__}",
         hint=f"agl found the adapters {', '.join(adapters()) or 'none'}{broken}. An adapter for another framework is "

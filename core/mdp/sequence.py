@@ -150,6 +150,7 @@ class _Segment:
         calls, begins, starts: per call its index in the row, how many of the tokens come before its own, and the row
             index of its first.
         children: (number of tokens before it, the segment that continues there).
+        buffer: the tokens, `size` of them, and room for more.
     """
 
     def __init__(self) -> None:
@@ -158,20 +159,16 @@ class _Segment:
         self.starts: list[int] = []
         self.children: list[tuple[int, _Segment]] = []
         self.size = 0
-        self._buffer = np.empty(0, np.int32)
-
-    @property
-    def tokens_N(self) -> IntArray:
-        return self._buffer[: self.size]
+        self.buffer = np.empty(0, np.int32)
 
     def append(self, call: int, tokens_N: IntArray, start: int) -> None:
         self.calls.append(call)
         self.begins.append(self.size)
         self.starts.append(start)
         end = self.size + tokens_N.size
-        if end > self._buffer.size:
-            self._buffer = np.concatenate([self.tokens_N, np.empty(end, np.int32)])
-        self._buffer[self.size : end] = tokens_N
+        if end > self.buffer.size:
+            self.buffer = np.concatenate([self.buffer[: self.size], np.empty(end, np.int32)])
+        self.buffer[self.size : end] = tokens_N
         self.size = end
 
     def owner(self, offset: int) -> int:
@@ -219,7 +216,7 @@ class _RowBuilder:
         while open_segments:
             segment, depth = open_segments.pop()
             n = min(segment.size, prompt_P.size - depth)
-            different_n = segment.tokens_N[:n] != prompt_P[depth : depth + n]
+            different_n = segment.buffer[:n] != prompt_P[depth : depth + n]
             equal = int(different_n.argmax()) if different_n.any() else n
             if equal:
                 first_end = segment.begins[1] if len(segment.begins) > 1 else segment.size

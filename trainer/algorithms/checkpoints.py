@@ -12,7 +12,7 @@ from typing import Any
 from agl.errors import CheckpointError, EngineError
 from agl.trainer.algorithms.settings import RENAMED, TrainingSettings
 from agl.trainer.policies.policies import Policies
-from agl.trainer.run.checkpoints import Resumed, checkpoints_folder, latest_local, read_facts, require_same
+from agl.trainer.run.checkpoints import CHECKPOINTS, Resumed, latest_local, read_facts, require_same
 from agl.trainer.run.run import Run
 
 KEEP = 2
@@ -25,7 +25,7 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
 
     The dataset's order and each request's seed are functions of the run's seed and the step, so the step is all.
     """
-    root = checkpoints_folder(run.directory)
+    root = run.directory / CHECKPOINTS
     final = root / f"step-{step:06d}"
     part = root / f".step-{step:06d}.part"
     facts = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
 from agl.trainer.gateway.stored_responses import StoredResponses
 from agl.trainer.gateway.turns import Turns
-from agl.trainer.http.auth import key_hash, key_of, matches
+from agl.trainer.http.auth import key_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class Access:
         request_count: requests received so far.
         pending: requests that are not recorded yet.
         calls: recorded calls. writes: the tasks that write them to the store.
-        closed: whether the attempt has ended.
         port: of the process that serves it, if that is not the one that opened it.
         admitted: done once that process admits its requests.
     """
@@ -72,9 +71,24 @@ class Access:
     pending: set[PendingRequest] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)
     writes: list[asyncio.Task[None]] = field(default_factory=list)
-    closed: bool = False
     port: int | None = None
     admitted: Awaitable[None] | None = None
+
+    @classmethod
+    def opened(
+        cls,
+        rollout_id: str,
+        attempt: int,
+        selection: Selection,
+        seed: int,
+        rules: SamplingRules,
+        base_url: str,
+        system_prompts: SystemPrompts | None = None,
+    ) -> tuple[Access, str]:
+        """A new one at the gateway of this address, and its key, which is stored as a hash alone."""
+        key = f"agl-{secrets.token_urlsafe(24)}"
+        url = f"{base_url}/rollouts/{rollout_id}/attempts/{attempt}"
+        return cls(rollout_id, attempt, selection, seed, rules, url, key_hash(key), system_prompts), key
 
     @property
     def base_url(self) -> str:
@@ -139,48 +153,3 @@ class PendingRequest:
         self.cancel_cause = self.cancel_cause or cause
         if self.task is not None:
             self.task.cancel()
-
-
-class AccessTable:
-    """Open attempts by rollout and attempt; keys are kept hashed and compared in constant time."""
-
-    def __init__(self) -> None:
-        self._open: dict[tuple[str, int], Access] = {}
-
-    def __iter__(self) -> Iterator[Access]:
-        return iter(list(self._open.values()))
-
-    def open(
-        self,
-        rollout_id: str,
-        attempt: int,
-        selection: Selection,
-        seed: int,
-        rules: SamplingRules,
-        base_url: str,
-        system_prompts: SystemPrompts | None = None,
-    ) -> tuple[Access, str]:
-        """Open an attempt; returns its access and its key, which is not stored."""
-        key = f"agl-{secrets.token_urlsafe(24)}"
-        url = f"{base_url}/rollouts/{rollout_id}/attempts/{attempt}"
-        access = Access(rollout_id, attempt, selection, seed, rules, url, key_hash(key), system_prompts)
-        self._open[rollout_id, attempt] = access
-        return access, key
-
-    def add(self, access: Access) -> None:
-        """Admit an attempt that another process has opened."""
-        self._open[access.rollout_id, access.attempt] = access
-
-    def find(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access | None:
-        """The open attempt, if the request carries its key; None otherwise."""
-        access = self._open.get((rollout_id, attempt))
-        # The comparison comes first, so that an unknown attempt takes as long as a wrong key.
-        authorized = matches(key_of(headers), access.key_hash if access is not None else b"")
-        return access if authorized else None
-
-    def close(self, rollout_id: str, attempt: int) -> Access | None:
-        """End an attempt's access."""
-        access = self._open.pop((rollout_id, attempt), None)
-        if access is not None:
-            access.closed = True
-        return access

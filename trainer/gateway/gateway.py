@@ -19,7 +19,7 @@ from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
 from agl.trainer.engines.base import Engine, Request, Sampling, check_engine
-from agl.trainer.gateway.access import Access, AccessTable, PendingRequest, SamplingRules
+from agl.trainer.gateway.access import Access, PendingRequest, SamplingRules
 from agl.trainer.gateway.calls import (
     ChatRequest,
     Choice,
@@ -35,6 +35,7 @@ from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.sessions import SessionMatch, text_of
 from agl.trainer.gateway.turns import LARGE_BYTES, LARGE_MESSAGES
+from agl.trainer.http.auth import key_of, matches
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
 
@@ -64,7 +65,7 @@ class Gateway:
         self.hold_timeout = hold_timeout
         self.base_url = ""
         self._policies: dict[str, ServedPolicy] = {}
-        self._accesses = AccessTable()
+        self._accesses: dict[tuple[str, int], Access] = {}
         self._gate = Gate()
 
     # -- policies -----------------------------------------------------------------------------------------------------
@@ -136,11 +137,13 @@ class Gateway:
         if not self.base_url:
             raise GatewayError("the gateway is not listening", hint="start it with GatewayServer.start()")
         rules = rules or SamplingRules()
-        return self._accesses.open(rollout_id, attempt, selection, seed, rules, self.base_url, system_prompts)
+        access, key = Access.opened(rollout_id, attempt, selection, seed, rules, self.base_url, system_prompts)
+        self._accesses[rollout_id, attempt] = access
+        return access, key
 
     def admit(self, access: Access) -> None:
         """Serve an attempt that another process has opened."""
-        self._accesses.add(access)
+        self._accesses[access.rollout_id, access.attempt] = access
 
     def find_attempt(self, rollout_id: str, attempt: int, headers: Mapping[str, str]) -> Access:
         """The attempt that a request belongs to.
@@ -148,8 +151,10 @@ class Gateway:
         Raises:
             RequestError: 401, no such attempt is open or the key is not the attempt's; the client cannot tell which.
         """
-        access = self._accesses.find(rollout_id, attempt, headers)
-        if access is None:
+        access = self._accesses.get((rollout_id, attempt))
+        # The comparison comes first, so that an unknown attempt takes as long as a wrong key.
+        authorized = matches(key_of(headers), b"" if access is None else access.key_hash)
+        if access is None or not authorized:
             raise invalid_key(rollout_id, attempt)
         return access
 
@@ -162,7 +167,7 @@ class Gateway:
         Raises:
             StoreError: a call could not be stored.
         """
-        access = self._accesses.close(rollout_id, attempt)
+        access = self._accesses.pop((rollout_id, attempt), None)
         if access is None:
             return []
         closed = RequestError(499, "the attempt has ended, and its requests with it", code="attempt_closed")
@@ -180,7 +185,7 @@ class Gateway:
 
     def cancel_requests(self, cause: RequestError) -> None:
         """Cancel every running request; its client gets `cause`."""
-        for access in self._accesses:
+        for access in self._accesses.values():
             for pending in list(access.pending):
                 pending.cancel(cause)
 

@@ -119,7 +119,7 @@ async def read(
         RequestError: 413 or 400, it is too large or too deep; 415 or 400, it is not JSON; or as `reader`.
         ClientDisconnect: the client hung up.
     """
-    limits = _limits(request)
+    limits: Limits = request.app.state.limits
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RequestError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
     max_context = gateway.served(policy).engine.max_context
@@ -226,7 +226,7 @@ def _begin_request(gateway: Gateway, request: Request, response_id: str) -> Pend
         RequestError: 401, the key is not that of an open attempt; 429, the attempt has too many requests running.
     """
     access = attempt_of(gateway, request)
-    most = _limits(request).requests_per_attempt
+    most = request.app.state.limits.requests_per_attempt
     if len(access.pending) >= most:
         raise RequestError(429, f"the attempt has {most} requests running; try again", code="too_many_requests")
     # Instrumentation of an HTTP client can put its own span into `traceparent`.
@@ -293,7 +293,3 @@ class _EventResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._work.cancel()
-
-
-def _limits(request: Request) -> Limits:
-    return request.app.state.limits

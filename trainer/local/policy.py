@@ -41,15 +41,19 @@ class LocalPolicy:
 
     Attributes:
         spec: the settings. info: what was loaded. version: of the weights, grown by each `train`.
-        process: where it lives. names: under which it is served; a request for another policy is refused.
+        max_context: longest prompt + answer, in tokens.
+        process: where it lives. processes: all that it needs, each with `on_death` and `close`; others may share them.
+        names: under which it is served; a request for another policy is refused.
         prompt_tokens: of all answers. reused_tokens: those that the engine had computed for earlier requests.
     """
 
     def __init__(self, spec: PolicySpec, process: PolicyProcess) -> None:
         self.spec = spec
         self.process = process
+        self.processes: tuple[Any, ...] = (process,)
         self.names = {spec.name}
         self.info: PolicyInfo = process.info[spec.name]
+        self.max_context = self.info.max_context
         self.version = 0
         self.prompt_tokens = self.reused_tokens = 0
 
@@ -66,16 +70,6 @@ class LocalPolicy:
             EngineError: the process died, or made no progress for `spec.load_timeout` seconds.
         """
         return cls(spec, await PolicyProcess.start([spec], on_progress=on_progress))
-
-    @property
-    def processes(self) -> tuple[Any, ...]:
-        """What it needs, each with `on_death` and `close`; policies may share them."""
-        return (self.process,)
-
-    @property
-    def max_context(self) -> int:
-        """Longest prompt + answer, in tokens."""
-        return self.info.max_context
 
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""

@@ -26,9 +26,13 @@ class Policies:
 
     Args:
         policies: by name. renderings: by name.
+
+    Attributes:
+        names: of the policies, in order.
     """
 
     def __init__(self, policies: Mapping[str, LocalPolicy], renderings: Mapping[str, Rendering]) -> None:
+        self.names = tuple(policies)
         self._policies = dict(policies)
         self._renderings = dict(renderings)
 
@@ -81,11 +85,6 @@ class Policies:
 
     def __getitem__(self, name: str) -> LocalPolicy:
         return self._policies[name]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Their names, in order."""
-        return tuple(self._policies)
 
     @property
     def versions(self) -> dict[str, int]:

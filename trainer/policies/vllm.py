@@ -230,14 +230,11 @@ class VLLMPolicy(LocalPolicy):
     def __init__(self, policy: LocalPolicy, server: VLLMServer) -> None:
         super().__init__(policy.spec, policy.process)
         self.server = server
+        self.processes = (*self.processes, server)
         self.info = replace(policy.info, dtype=server.dtype)
         self._engine = server.engine()
         self._adapter: Path | None = None
         self._trained: Path | None = None
-
-    @property
-    def processes(self) -> tuple[Any, ...]:
-        return (*super().processes, self.server)
 
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         self._check_name(request.policy)

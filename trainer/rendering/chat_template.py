@@ -38,6 +38,9 @@ class ChatTemplate:
     Args:
         tokenizer: of Hugging Face, with a chat template.
 
+    Attributes:
+        stop_token_ids: the tokenizer's end token and the tokens that the template ends an assistant's turn with.
+
     Raises:
         ModelLoadError: there is no chat template.
     """
@@ -53,21 +56,18 @@ class ChatTemplate:
                 path=getattr(tokenizer, "name_or_path", None),
             ) from error
         self._reasons = "reasoning_content" in source or "</think>" in source
-        self._marks = {i for i in (self._single("<think>"), self._single("</think>")) if i is not None}
+        marks = (self.encode("<think>"), self.encode("</think>"))
+        self._marks = {ids[0] for ids in marks if len(ids) == 1}
         self._short_ids = self._wants_short_ids()
         special = set(tokenizer.all_special_ids)
         control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special or i in special}
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self._control_texts = tuple(control)
         self._bridge = TemplateBridge(self.render, self.encode, control, eos)
+        self.stop_token_ids = self._bridge.stop_ids
         self._format = self._tool_format()
         self._cached: dict[bytes, IntArray] = {}
         self._depends_on_time = "strftime_now" in source
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokenizer's end token and the tokens that the template ends an assistant's turn with."""
-        return self._bridge.stop_ids
 
     @property
     def tools_refusal(self) -> ConfigError | None:
@@ -176,10 +176,6 @@ class ChatTemplate:
             if token in text:
                 text = text.replace(token, "")
         return text
-
-    def _single(self, text: str) -> int | None:
-        ids = self.encode(text)
-        return ids[0] if len(ids) == 1 else None
 
     def _opens_reasoning(self, prompt: IntArray) -> bool:
         return self.decode(prompt[-8:]).rstrip().endswith("<think>")

@@ -27,6 +27,9 @@ class PackageRenderer:
         tokenizer: of Hugging Face.
         name: of the renderer.
 
+    Attributes:
+        stop_token_ids: the tokens that the renderer knows to end an assistant's turn.
+
     Raises:
         ConfigError: no such renderer, or the tokenizer lacks its control tokens.
     """
@@ -49,12 +52,7 @@ class PackageRenderer:
             ) from error
         self._name = name
         self._proofs: dict[tuple[tuple[str, ...], bool, bool, bool], str | None] = {}
-        self._stops = tuple(int(i) for i in self._renderer.get_stop_token_ids())
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that the renderer knows to end an assistant's turn."""
-        return self._stops
+        self.stop_token_ids = tuple(int(i) for i in self._renderer.get_stop_token_ids())
 
     def encode(self, text: str) -> list[int]:
         """`text` as ids; control tokens in it are recognised, none is added."""
@@ -93,7 +91,7 @@ class PackageRenderer:
         messages = self.normalise(new)
         if self._kimi and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
-        stopped = bool(sampled) and sampled[-1] in self._stops
+        stopped = bool(sampled) and sampled[-1] in self.stop_token_ids
         reason = self._unproven_reason(tuple(m["role"] for m in messages), bool(tools), system, stopped)
         return reason if reason is not None else self._bridge(old, sampled, messages, tools)
 
@@ -134,13 +132,13 @@ class PackageRenderer:
     def _try(self, kind: Kind, stopped: bool) -> str | None:
         """Continue a synthetic conversation: how the result differs from rendering it whole; None if it does not."""
         try:
-            conversation = example(self.render, kind, [self.decode([i]) for i in self._stops])
+            conversation = example(self.render, kind, [self.decode([i]) for i in self.stop_token_ids])
         except (ValueError, TypeError, KeyError) as error:
             return f"the renderer {self._name!r} refuses such messages: {error}"
         if isinstance(conversation, str):
             return conversation
         prompt, answer = self.encode(conversation.prompt), self.encode(conversation.answer)
-        if not stopped and answer[-1] in self._stops:
+        if not stopped and answer[-1] in self.stop_token_ids:
             answer = answer[:-1]
         ids = self._bridge(prompt, answer, conversation.new, conversation.tools)
         if isinstance(ids, str):

@@ -49,7 +49,8 @@ class Rendering:
             `tokenizer.name_or_path`.
 
     Attributes:
-        renderer: the name of the one in use.
+        renderer: the name of the one in use. stop_token_ids: the tokens that end an answer.
+        tools_refusal: why requests with tools are refused; None if they are not.
 
     Raises:
         ConfigError: no such renderer, or it does not fit the tokenizer.
@@ -72,16 +73,8 @@ class Rendering:
             from agl.trainer.rendering.package_renderer import PackageRenderer
 
             self._model = PackageRenderer(tokenizer, self.renderer)
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        return self._model.stop_token_ids
-
-    @property
-    def tools_refusal(self) -> ConfigError | None:
-        """Why requests with tools are refused; None if they are not."""
-        return getattr(self._model, "tools_refusal", None)
+        self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
+        self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
 
     def prompt(
         self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None

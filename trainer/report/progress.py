@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,9 +15,6 @@ from rich.progress import Progress as Bar
 from rich.status import Status
 
 from agl.trainer.report import terminal
-
-if TYPE_CHECKING:
-    from agl.trainer.runners.protocol import RolloutResult
 
 LINE_SECONDS = 2.0
 """Between two lines, where there is no bar."""
@@ -77,10 +74,6 @@ class Progress:
         if not self._steps:
             self._started = self._last_line = time.monotonic()
             self._open(self.label or self._doing, rollouts)
-
-    def rolled_out(self, result: RolloutResult) -> None:
-        """A rollout ended."""
-        self.count(failed=result.error is not None)
 
     def count(self, *, failed: bool = False) -> None:
         """One more of the rollouts is done."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from agl.errors import CheckpointError
 
+CHECKPOINTS = "checkpoints"
+"""The folder of a run's directory that holds them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
@@ -20,11 +23,6 @@ class Resumed:
     path: Path
 
 
-def checkpoints_folder(directory: Path) -> Path:
-    """Where the checkpoints of a run's directory are."""
-    return directory / "checkpoints"
-
-
 def latest_checkpoint(directory: Path) -> Path | None:
     """The last whole checkpoint in a run's directory, of the local trainer or of verl."""
     return latest_local(directory) or latest_of_verl(directory)
@@ -32,17 +30,17 @@ def latest_checkpoint(directory: Path) -> Path | None:
 
 def latest_local(directory: Path) -> Path | None:
     """The last whole checkpoint that the local trainer wrote."""
-    whole = sorted(checkpoints_folder(directory).glob("step-*/run.json"))
+    whole = sorted((directory / CHECKPOINTS).glob("step-*/run.json"))
     return whole[-1].parent if whole else None
 
 
 def latest_of_verl(directory: Path) -> Path | None:
     """The last whole checkpoint that verl wrote; verl stores its step in a separate file."""
     try:
-        step = int((checkpoints_folder(directory) / "latest_checkpointed_iteration.txt").read_text())
+        step = int((directory / CHECKPOINTS / "latest_checkpointed_iteration.txt").read_text())
     except (OSError, ValueError):
         return None
-    return checkpoints_folder(directory) / f"global_step_{step}"
+    return directory / CHECKPOINTS / f"global_step_{step}"
 
 
 def read_facts(path: Path, shape: Mapping[str, type], *, hint: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agl.trainer.run.checkpoints import checkpoints_folder, latest_local, latest_of_verl, read_facts
+from agl.trainer.run.checkpoints import CHECKPOINTS, latest_local, latest_of_verl, read_facts
 from agl.trainer.run.recorder import add_history
 from agl.trainer.store.base import Runs
 from agl.trainer.store.types import TrainingRun
@@ -41,7 +41,7 @@ def read_history(directory: Path) -> SavedHistory | None:
     checkpoint = latest_local(directory)
     path = None if checkpoint is None else checkpoint / "run.json"
     if checkpoint is None and (checkpoint := latest_of_verl(directory)) is not None:
-        path = checkpoints_folder(directory) / "run.json"
+        path = directory / CHECKPOINTS / "run.json"
     if checkpoint is None or path is None:
         return None
     facts = read_facts(path, _FACTS, hint="delete the checkpoint's folder to use the one before")

@@ -324,7 +324,7 @@ class Workplace:
                 if result is None:
                     to_run.append(r)
                 else:
-                    self.run.progress.rolled_out(result)
+                    self.run.progress.count(failed=result.error is not None)
                     future.set_result(result)
             await self.run.store.enqueue_rollouts(to_run)
             groups = [
@@ -361,7 +361,7 @@ class Workplace:
         return scored
 
     def _on_result(self, result: RolloutResult) -> None:
-        self.run.progress.rolled_out(result)
+        self.run.progress.count(failed=result.error is not None)
         future = self._pending.get(result.rollout.rollout_id)
         if future is not None and not future.done():
             future.set_result(result)

@@ -15,7 +15,6 @@ from pydantic_core import to_jsonable_python
 from agl.errors import AglError, CheckpointError
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.checkpoints import write_atomically
-from agl.trainer.runners.protocol import RolloutResult
 
 RunStatus = Literal["running", "succeeded", "failed", "stopped"]
 _FILE = "service.json"
@@ -132,8 +131,8 @@ class ProgressStream(Progress):
         self.record.rollouts = (0, rollouts)
         self.notify()
 
-    def rolled_out(self, result: RolloutResult) -> None:
-        super().rolled_out(result)
+    def count(self, *, failed: bool = False) -> None:
+        super().count(failed=failed)
         done, total = self.record.rollouts
         self.record.rollouts = (done + 1, total)
         if time.monotonic() - self._last_notified > NOTIFY_SECONDS:

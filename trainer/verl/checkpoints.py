@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from agl.errors import CheckpointError
 from agl.trainer.run.checkpoints import (
+    CHECKPOINTS,
     Resumed,
-    checkpoints_folder,
     latest_of_verl,
     read_facts,
     require_same,
@@ -36,7 +36,7 @@ def restore(run: Run, plan: Plan) -> Resumed | None:
         return None
     step = int(path.name.removeprefix("global_step_"))
     facts = read_facts(
-        checkpoints_folder(run.directory) / _FILE,
+        run.directory / CHECKPOINTS / _FILE,
         _FACTS,
         hint="start a new run in another directory; the weights are in that folder",
     )
@@ -56,7 +56,7 @@ async def record_checkpoint(run: Run, plan: Plan, step: int, path: str) -> None:
 def write_record(run: Run, plan: Plan) -> None:
     """Write the run's record atomically."""
     facts = {"run_id": run.run_id, "identity": _identity(run, plan), "history": run.history}
-    write_atomically(checkpoints_folder(run.directory) / _FILE, json.dumps(facts))
+    write_atomically(run.directory / CHECKPOINTS / _FILE, json.dumps(facts))
 
 
 def publish(run: Run) -> Path:
@@ -72,7 +72,7 @@ def publish(run: Run) -> Path:
             "training ended, and verl left no model in the Hugging Face format",
             hint="keep hf_model in actor_rollout_ref.actor.checkpoint.save_contents; on several nodes the run's "
             "directory must be one that all of them share",
-            path=path or checkpoints_folder(run.directory),
+            path=path or run.directory / CHECKPOINTS,
         )
     link = run.directory / "policy"
     part = run.directory / "policy.part"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer.run.checkpoints import checkpoints_folder
+from agl.trainer.run.checkpoints import CHECKPOINTS
 from agl.trainer.verl.config.checks import PER_CALL
 from agl.trainer.verl.config.plan import ACTOR, ROLLOUT, Plan
 
@@ -94,7 +94,7 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, A
         f"{ROLLOUT}.calculate_log_probs": True,
         "reward.num_workers": 1,
         "transfer_queue.enable": True,
-        "trainer.default_local_dir": str(checkpoints_folder(run.directory).resolve()),
+        "trainer.default_local_dir": str((run.directory / CHECKPOINTS).resolve()),
         "trainer.resume_mode": "auto" if run.resume else "disable",
         "trainer.total_training_steps": steps,
         # verl counts epochs too, and would end after them.

@@ -147,9 +147,8 @@ class GatewayProcesses(Gateway):
         counts = [sum(of is process for of, _, _ in self._attempts.values()) for process in living]
         process = living[counts.index(min(counts))]
         rules = rules or SamplingRules()
-        access, key = self._accesses.open(rollout_id, attempt, selection, seed, rules, process.url, system_prompts)
         # This process admits none of its requests.
-        self._accesses.close(rollout_id, attempt)
+        access, key = Access.opened(rollout_id, attempt, selection, seed, rules, process.url, system_prompts)
         access.port = process.port
         access.admitted = process.peer.call("open", access.for_process())
         self._attempts[rollout_id, attempt] = process, access, {}
