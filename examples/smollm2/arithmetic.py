@@ -23,6 +23,8 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Kinds of questions -> their sizes, as reasoning-gym names both."""
 
+STEPS = {"chain_sum": 12, "gcd": 20}
+
 
 def build(endpoint: Endpoint) -> Any:
     """The agent: a question, an answer."""
@@ -57,5 +59,5 @@ def claim(options: argparse.Namespace, kind: str = "chain_sum") -> Claim:
     asked = {task["question"] for task in heldout}
     train = [task for task in questions(kind, 512, seed=options.seed) if task["question"] not in asked]
     return Claim(
-        build=build, train=train, heldout=heldout, steps=20, max_context=256, max_response_tokens=24
+        build=build, train=train, heldout=heldout, steps=STEPS[kind], max_context=256, max_response_tokens=24
     )  # fmt: skip
