@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from openai import AsyncOpenAI
-from strands import Agent
+from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 
 from examples.customer_service.environment import Environment
@@ -42,7 +42,11 @@ def build(
         shop = open_environment(task)
         agents = {
             "assistant": Agent(
-                assistant, name="assistant", system_prompt=shop.policy, tools=shop.tools, callback_handler=None
+                assistant,
+                name="assistant",
+                system_prompt=shop.policy,
+                tools=[tool(method) for method in shop.tools],
+                callback_handler=None,
             ),
             "user": Agent(customer, name="user", system_prompt=task["scenario"], callback_handler=None),
         }

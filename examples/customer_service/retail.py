@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from strands import tool
-
 from examples.customer_service.environment import Environment
 
 Row = dict[str, Any]
@@ -55,7 +53,6 @@ class Retail(Environment):
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    @tool
     def calculate(self, expression: str) -> str:
         """Calculate an expression of numbers, + - * / and parentheses; rounded to two decimals.
 
@@ -64,7 +61,6 @@ class Retail(Environment):
         """
         return str(round(_value(expression), 2))
 
-    @tool
     def find_user_id_by_email(self, email: str) -> str:
         """Find a user's id by email.
 
@@ -73,7 +69,6 @@ class Retail(Environment):
         """
         return self._find(lambda user: _folded(user["email"]) == _folded(email))
 
-    @tool
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
         """Find a user's id by name and zip code, where the email is unknown or not found.
 
@@ -90,7 +85,6 @@ class Retail(Environment):
             )
         )
 
-    @tool
     def get_user_details(self, user_id: str) -> str:
         """A user's profile: name, address, email, payment methods and order ids.
 
@@ -99,7 +93,6 @@ class Retail(Environment):
         """
         return json.dumps(self._row("users", user_id, "User"))
 
-    @tool
     def get_order_details(self, order_id: str) -> str:
         """An order: its status, items, address, fulfilment and payments.
 
@@ -108,7 +101,6 @@ class Retail(Environment):
         """
         return json.dumps(self._row("orders", order_id, "Order"))
 
-    @tool
     def get_product_details(self, product_id: str) -> str:
         """A product type with all its variants: options, availability, price.
 
@@ -117,24 +109,21 @@ class Retail(Environment):
         """
         return json.dumps(self._row("products", product_id, "Product"))
 
-    @tool
     def get_item_details(self, item_id: str) -> str:
         """One variant of a product: options, availability, price.
 
         Args:
             item_id: an item's id, which is not a product's.
         """
-        for product in self.database["products"].values():
+        for product in self.database["products"].scan():
             if item_id in product["variants"]:
                 return json.dumps(product["variants"][item_id])
         raise ValueError("Item not found")
 
-    @tool
     def list_all_product_types(self) -> str:
         """The names of all product types with their product ids."""
-        return json.dumps({p["name"]: p["product_id"] for p in self.database["products"].values()}, sort_keys=True)
+        return json.dumps({p["name"]: p["product_id"] for p in self.database["products"].scan()}, sort_keys=True)
 
-    @tool
     def transfer_to_human_agents(self, summary: str) -> str:
         """Hand the user over to a human agent: when the user asks for one, or when policy and tools cannot help.
 
@@ -145,7 +134,6 @@ class Retail(Environment):
 
     # -- pending orders -------------------------------------------------------------------------------------------
 
-    @tool
     def cancel_pending_order(self, order_id: str, reason: str) -> str:
         """Cancel a pending order and refund it. Explain it and get the user's explicit yes first.
 
@@ -165,7 +153,6 @@ class Retail(Environment):
         order["payment_history"].extend(refunds)
         return json.dumps(order)
 
-    @tool
     def modify_pending_order_address(
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> str:
@@ -186,7 +173,6 @@ class Retail(Environment):
         order["address"] = _address(address1, address2, city, state, country, zip)
         return json.dumps(order)
 
-    @tool
     def modify_pending_order_payment(self, order_id: str, payment_method_id: str) -> str:
         """Pay a pending order in another way. Explain it and get the user's explicit yes first.
 
@@ -213,7 +199,6 @@ class Retail(Environment):
         _add(self._payment_method(order["user_id"], first["payment_method_id"]), amount)
         return json.dumps(order)
 
-    @tool
     def modify_pending_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
     ) -> str:
@@ -242,7 +227,6 @@ class Retail(Environment):
         order["status"] = "pending (item modified)"
         return json.dumps(order)
 
-    @tool
     def modify_user_address(
         self, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> str:
@@ -263,7 +247,6 @@ class Retail(Environment):
 
     # -- delivered orders -----------------------------------------------------------------------------------------
 
-    @tool
     def return_delivered_order_items(self, order_id: str, item_ids: list[str], payment_method_id: str) -> str:
         """Take items of a delivered order back; once per order. Explain it and get the user's explicit yes first.
 
@@ -282,7 +265,6 @@ class Retail(Environment):
         )
         return json.dumps(order)
 
-    @tool
     def exchange_delivered_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
     ) -> str:
@@ -324,9 +306,9 @@ class Retail(Environment):
         return order
 
     def _find(self, matches: Callable[[Row], bool]) -> str:
-        for user_id, user in self.database["users"].items():
+        for user in self.database["users"].scan():
             if matches(user):
-                return user_id
+                return user["user_id"]
         raise ValueError("User not found")
 
     def _payment_method(self, user_id: str, payment_method_id: str) -> Row:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from strands import tool
-
 from examples.customer_service.environment import Environment
 
 POLICY = """Find the caller by email first; transfer unknown callers.
@@ -19,7 +17,6 @@ class Shop(Environment):
 
     names = ("find_customer", "get_order", "cancel_order", "return_order", "move_order", "transfer")
 
-    @tool
     def find_customer(self, email: str) -> str:
         """The customer's id, or "unknown".
 
@@ -28,7 +25,6 @@ class Shop(Environment):
         """
         return self.database["customers"].get(email, {"id": "unknown"})["id"]
 
-    @tool
     def get_order(self, order: str) -> str:
         """An order: price, sale or regular, status.
 
@@ -38,7 +34,6 @@ class Shop(Environment):
         row = self.database["orders"].get(order)
         return "unknown" if row is None else f"{row['price']}, {row['terms']}, {row['status']}"
 
-    @tool
     def cancel_order(self, order: str, refund: str) -> str:
         """Cancel an order and refund its price.
 
@@ -48,7 +43,6 @@ class Shop(Environment):
         """
         return self._change(order, status="cancelled", refund=refund)
 
-    @tool
     def return_order(self, order: str, refund: str) -> str:
         """Take an order back and refund its price.
 
@@ -58,7 +52,6 @@ class Shop(Environment):
         """
         return self._change(order, status="returned", refund=refund)
 
-    @tool
     def move_order(self, order: str, city: str) -> str:
         """Send an order to another city.
 
@@ -68,7 +61,6 @@ class Shop(Environment):
         """
         return self._change(order, city=city)
 
-    @tool
     def transfer(self) -> str:
         """Hand the caller over to a colleague."""
         self.database["transfers"]["caller"] = {}
