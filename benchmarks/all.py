@@ -83,7 +83,7 @@ SHORT: dict[str, tuple[str, ...]] = {
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
 NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak", "gpu", "trl_learning"}
-"""Parts of others; chaos and soak, which are no comparisons and run longer in `.ci/nightly`; what needs a GPU; hours of learning."""
+"""Parts of others; chaos and soak, which run longer in `.ci/nightly`; what needs a GPU, or hours."""
 TAIL = 15
 """Lines of a failure that are shown."""
 

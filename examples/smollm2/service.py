@@ -1,6 +1,5 @@
 """tau2's customer service of an airline and a shop, with Microsoft Agent Framework: the assistant is trained.
 
-    pip install --no-deps inspect-evals
     python -m examples.smollm2.service --model SmolLM2-135M-Instruct.Q4_1.gguf --domain airline retail
 
 The customer is another agent of the framework. Only the assistant is trained (`agents="assistant"`); the customer keeps

