@@ -70,7 +70,8 @@ def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any
                 strong = claim.build(Endpoint(expert.url, "scripted", "none"))
                 agl.Trainer(agl.Baseline(), directory=out / "expert", **run).fit(strong, recorded)
             sft = agl.SFT(
-                model=model, chat_template=TEMPLATE, data=agl.traces(out / "expert", where=agl.reward() >= 1),
+                model=model, chat_template=TEMPLATE,
+                data=agl.traces(out / "expert", where=agl.reward() >= 1, agents=claim.agents),
                 epochs=1, batch_size=16, learning_rate=2e-5, val_every=10**6, **settings,
             )  # fmt: skip
             imitated = agl.Trainer(sft, directory=out / "imitation", **run).fit(agent, [], heldout)
