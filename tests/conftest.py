@@ -10,9 +10,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import prefork
 import pytest
 from pairwise import pairwise
 from paths import pythonpath
@@ -179,6 +181,22 @@ def role_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return made_once(tmp_path_factory, "role-policy", lambda folder: make_role_policy(folder, tiny_policy))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_policies() -> Iterator[None]:
+    """Policy processes are forked from one that has imported torch."""
+    # The version matrix has environments without torch.
+    forks = sys.platform == "linux" and find_spec("torch") is not None
+    with prefork.forked_policies() if forks else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture(scope="module")
+def executed_policies() -> Iterator[None]:
+    """For tests of how policy processes start and end: they are started as users' are."""
+    with prefork.executed_policies():
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
     """A PostgreSQL server that all tests share; those that kill theirs make one of their own."""
@@ -195,12 +213,6 @@ def one_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def no_process_left() -> Iterator[None]:
     """Fails a test that leaves a policy process behind."""
-    import subprocess
-
-    def workers() -> set[str]:
-        listed = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True, check=False).stdout
-        return set(listed.split())
-
-    before = workers()
+    before = prefork.children()
     yield
-    assert workers() <= before
+    assert prefork.children() <= before

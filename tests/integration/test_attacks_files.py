@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from paths import SUPPORT
 from processes import programs
+from programs.small_run import train
 
-from agl.errors import CheckpointError, ConfigError
+from agl.errors import CheckpointError, ConfigError, StoreError
 from agl.trainer.run.checkpoints import read_facts
 from agl.trainer.run.lock import lock_directory
 
@@ -22,9 +23,9 @@ _NAMESPACES = subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs",
 own_disk = pytest.mark.skipif(_NAMESPACES.returncode != 0, reason="needs unprivileged mount namespaces")
 
 
-def run(directory: Path, model: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, model: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, PROGRAM, directory, model, *options],
+        [sys.executable, PROGRAM, directory, model],
         env=os.environ | environment, text=True, capture_output=True, timeout=300,
     )  # fmt: skip
 
@@ -44,8 +45,7 @@ def run_on_disk(mount: str, directory: Path, model: Path) -> subprocess.Complete
 def trained(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's directory after two steps."""
     directory = tmp_path_factory.mktemp("trained") / "run"
-    ended = run(directory, untrained_model)
-    assert ended.returncode == 0, ended.stderr
+    train(directory, untrained_model)
     return directory
 
 
@@ -65,9 +65,8 @@ def test_a_second_trainer_is_refused_until_the_first_ends(untrained_model: Path,
         first = started.start(sys.executable, PROGRAM, directory, untrained_model, "--steps", "100000", log="first.log")
         started.until(lambda: (directory / "checkpoints" / "step-000001").exists(), 120, "a checkpoint")
         before = (directory / "run-id").read_text()
-        second = run(directory, untrained_model, "--resume")
-        assert second.returncode == 1
-        assert f"is in use by process {first.pid} on {os.uname().nodename}" in second.stderr
+        with pytest.raises(ConfigError, match=f"is in use by process {first.pid} on {os.uname().nodename}"):
+            train(directory, untrained_model, resume=True)
         assert (directory / "run-id").read_text() == before
         assert first.poll() is None
     # It was killed; the lock of a dead process is nobody's.
@@ -101,21 +100,18 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(stopped: Path, un
     broken = stopped / "checkpoints" / "step-000002"
     (broken / "run.json").write_text("[1]")
     before = contents(stopped / "checkpoints")
-    ended = run(stopped, untrained_model, "--resume")
-    assert ended.returncode == 1
-    assert "delete the checkpoint's folder to resume from the one before" in ended.stderr
+    with pytest.raises(CheckpointError, match="delete the checkpoint's folder to resume from the one before"):
+        train(stopped, untrained_model, resume=True)
     assert contents(stopped / "checkpoints") == before
     shutil.rmtree(broken)
-    ended = run(stopped, untrained_model, "--resume")
-    assert ended.returncode == 0, ended.stderr
+    assert [entry["step"] for entry in train(stopped, untrained_model, resume=True).history] == [1, 2]
 
 
 def test_a_store_that_was_emptied(stopped: Path, untrained_model: Path) -> None:
     (stopped / "run.db").write_bytes(b"")
     before = contents(stopped / "checkpoints")
-    ended = run(stopped, untrained_model, "--resume")
-    assert ended.returncode == 1
-    assert "StoreError: the run's store holds no rollout of step 2" in ended.stderr
+    with pytest.raises(StoreError, match="the run's store holds no rollout of step 2"):
+        train(stopped, untrained_model, resume=True)
     assert contents(stopped / "checkpoints") == before
 
 
@@ -126,18 +122,16 @@ def test_a_store_whose_journal_was_deleted(untrained_model: Path, tmp_path: Path
         started.until(lambda: (directory / "checkpoints" / "step-000002").exists(), 120, "a checkpoint")
     (directory / "run.db-wal").unlink()
     (directory / "run.db-shm").unlink()
-    ended = run(directory, untrained_model, "--resume", "--steps", "100000")
-    assert ended.returncode == 1
-    assert "its journal (run.db-wal) was deleted" in ended.stderr
+    with pytest.raises(StoreError, match=r"its journal \(run\.db-wal\) was deleted"):
+        train(directory, untrained_model, resume=True, steps=100_000)
 
 
 def test_a_truncated_store(stopped: Path, untrained_model: Path) -> None:
     store = stopped / "run.db"
     os.truncate(store, store.stat().st_size // 2)
     before = store.read_bytes()
-    ended = run(stopped, untrained_model, "--resume")
-    assert ended.returncode == 1
-    assert "StoreError: the database is damaged" in ended.stderr
+    with pytest.raises(StoreError, match="the database is damaged"):
+        train(stopped, untrained_model, resume=True)
     assert store.read_bytes() == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -12,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import agl_each
 
 from agl._version import __version__
+from agl.trainer.cli import main
+from agl.trainer.quickstart import policy
+from agl.trainer.quickstart import run as quickstart
 
 AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
 
@@ -100,23 +105,25 @@ def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None
 
 def test_bad_command_lines(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
-
-    def fails(*arguments: object) -> str:
-        done = _agl(*arguments, cwd=here, check=False)
-        assert done.returncode != 0
-        assert "Traceback" not in done.stderr
-        return " ".join(done.stderr.split())
-
-    rest = ("--model", untrained_model, "--steps", 1)
-    assert "--reward" in fails(*_TRAIN, *rest, "--rewards", "x")
-    assert "mine.py has no 'agnt'" in fails("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agnt", *rest)
-    assert "needs a reward" in fails("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", *rest)
-    assert "no such task file" in fails(*("nowhere.jsonl" if a == "tasks.jsonl" else a for a in _TRAIN), *rest)
-    assert "no such directory" in fails(*_TRAIN, "--model", "./nowhere", "--steps", 1)
-    assert "did you mean 'tensorboard'?" in fails(*_TRAIN, *rest, "--log", "tensorbord")
-    assert "there is no store at this path" in fails("explain", "ro-1", "--store", "nowhere")
     (here / "bad.jsonl").write_text("{}\n{oops\n")
-    assert "line 2 is not JSON" in fails(*("bad.jsonl" if a == "tasks.jsonl" else a for a in _TRAIN), *rest)
+    rest = ("--model", untrained_model, "--steps", 1)
+
+    def tasks(file: str) -> tuple[str, ...]:
+        return tuple(file if word == "tasks.jsonl" else word for word in _TRAIN)
+
+    cases: dict[str, tuple[object, ...]] = {
+        "--reward": (*_TRAIN, *rest, "--rewards", "x"),
+        "mine.py has no 'agnt'": ("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agnt", *rest),
+        "needs a reward": ("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", *rest),
+        "no such task file": (*tasks("nowhere.jsonl"), *rest),
+        "did you mean 'tensorboard'?": (*_TRAIN, *rest, "--log", "tensorbord"),
+        "there is no store at this path": ("explain", "ro-1", "--store", "nowhere"),
+        "line 2 is not JSON": (*tasks("bad.jsonl"), *rest),
+    }
+    for told, (code, output) in zip(cases, agl_each(cases.values(), here), strict=True):
+        assert code != 0, output
+        assert "Traceback" not in output
+        assert told in " ".join(output.split())
 
 
 @pytest.mark.slow
@@ -232,14 +239,25 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_the_quickstarts_facts(tmp_path: Path) -> None:
-    """The whole command with two steps: what it writes, not how well it learns."""
-    _agl("quickstart", "--steps", 2, "--out", "qs", "--json", "qs.json", cwd=tmp_path)
+def test_the_quickstarts_facts(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command in small: what it writes, not how well it learns. Its policy begins with one that is there."""
+    recipe = policy.Recipe(capability_steps=1, mixed_steps=1, learning_rate=1e-9)
+    make = functools.partial(policy.make_policy, start=tiny_policy, recipe=recipe)
+    monkeypatch.setattr(policy, "make_policy", make)
+    monkeypatch.setattr(quickstart, "BATCH_SIZE", 4)
+    monkeypatch.setattr(quickstart, "HELDOUT_TASKS", 64)
+    monkeypatch.chdir(tmp_path)
+    command = ["quickstart", "--steps", "2", "--out", "qs", "--json", "qs.json"]
+    monkeypatch.setattr(sys, "argv", ["agl", *command])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
     facts: dict[str, Any] = json.loads((tmp_path / "qs.json").read_text())
     assert set(facts) >= {"before", "after", "seconds", "steps", "parameters", "checkpoint", "curve"}
     assert 0.05 <= facts["before"] < 0.45
     assert facts["steps"] == 2
     assert facts["evaluation"]["policies"]["step 0"]["success"]["value"] == pytest.approx(facts["before"])
+    assert facts["evaluation"]["policies"]["step 0"]["tasks"] == 64
     assert facts["parameters"] < 3_000_000
     assert (tmp_path / facts["curve"]).read_text().startswith("<svg ")
     assert (tmp_path / facts["checkpoint"] / "run.json").is_file()

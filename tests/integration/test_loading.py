@@ -20,6 +20,8 @@ from agl.trainer.local import loading
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.report.progress import Progress
 
+pytestmark = pytest.mark.usefixtures("executed_policies")
+
 LIMIT = 6.0
 """Seconds without progress: importing torch on a busy machine is done in steps shorter than this."""
 

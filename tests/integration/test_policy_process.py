@@ -22,6 +22,8 @@ from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.processes.frames import FrameReader, to_frame
 
+pytestmark = pytest.mark.usefixtures("executed_policies")
+
 PROMPT = np.arange(40, 60, dtype=np.int32)
 LONG = Sampling(max_tokens=4000, temperature=0.0)
 

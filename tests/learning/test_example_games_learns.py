@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_kuhn_gets_less_exploitable(tmp_path: Path) -> None:
-    (points,) = kuhn.main(["--tiny", "--short", "--out", str(tmp_path)]).values()
+    (points,) = kuhn.main(["--tiny", "--short", "--steps", "6", "--out", str(tmp_path)]).values()
     print(points)
     assert points[0][1] == pytest.approx(7 / 6, abs=0.1)
     assert points[-1][1] < 0.6

@@ -19,7 +19,8 @@ from agl.errors import CheckpointError
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
 
-pytestmark = pytest.mark.slow
+# The processes of a run that goes on have another hash seed than those before.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("executed_policies")]
 
 
 def _fit(
@@ -34,8 +35,8 @@ def _fit(
 ) -> agl.Result:
     trainer = agl.Trainer(
         algorithm(
-            model=str(policy), group_size=4, batch_size=2, steps=4, learning_rate=learning_rate, schedule="linear",
-            max_response_tokens=48, max_context=256, val_every=4, max_staleness=max_staleness,
+            model=str(policy), group_size=4, batch_size=2, steps=3, learning_rate=learning_rate, schedule="linear",
+            max_response_tokens=48, max_context=256, val_every=3, max_staleness=max_staleness,
         ),
         n_workers=1,
         directory=directory,
@@ -43,7 +44,7 @@ def _fit(
         progress=False,
     )  # fmt: skip
     train = arithmetic_tasks(64, seed=0, split="train")
-    val = arithmetic_tasks(8, seed=0, split="heldout")
+    val = arithmetic_tasks(2, seed=0, split="heldout")
     use = None if memory is None else memory.per("agent")
     return trainer.fit(agl.wrap(build_agent(), reward=exact_answer, memory=use), train, val, resume=resume)
 
@@ -70,11 +71,11 @@ def test_a_resumed_run_equals_one_never_stopped(
 ) -> None:
     remembered, memory = agl.Memory(keep=6), agl.Memory(keep=6)
     whole = _fit(tiny_policy, tmp_path / "whole", algorithm=algorithm, max_staleness=max_staleness, memory=remembered)
-    _interrupt_when(tmp_path / "stopped" / "checkpoints" / "step-000002")
+    _interrupt_when(tmp_path / "stopped" / "checkpoints" / "step-000001")
     with pytest.raises(KeyboardInterrupt):
         _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, max_staleness=max_staleness, memory=memory)
-    stopped = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000002" / "run.json").read_text())
-    assert stopped["step"] == 2
+    stopped = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000001" / "run.json").read_text())
+    assert stopped["step"] == 1
     resumed = _fit(
         tiny_policy, tmp_path / "stopped", algorithm=algorithm, resume=True, max_staleness=max_staleness, memory=memory
     )
@@ -82,6 +83,7 @@ def test_a_resumed_run_equals_one_never_stopped(
     assert len(episodes[0]) == 6
     assert episodes[0] == episodes[1], "what was learned in text is the same, too"
 
+    assert whole.history[-1]["policy_version"] > whole.history[1]["policy_version"] > 0, "both parts have updates"
     assert _facts(resumed.history) == _facts(whole.history)
     assert resumed.run_id == stopped["run_id"]
     assert whole.policy is not None

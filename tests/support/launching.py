@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,8 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
 from agl import semconv
 from agl.testing.provider import Provider
+from agl.trainer.cli.app import app
 
 PROGRAMS = Path(__file__).parent / "programs"
 AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
@@ -58,7 +63,7 @@ def facts(cwd: Path) -> dict[str, Any]:
 
 def listed(cwd: Path) -> list[dict[str, Any]]:
     """`agl trace ls`."""
-    _agl(cwd, "trace", "ls", "--json", "list.json")
+    show(cwd, "trace", "ls", "--json", "list.json")
     return json.loads((cwd / "list.json").read_text())
 
 
@@ -67,20 +72,18 @@ def trace(cwd: Path, rollout_id: str | None = None) -> Trace:
     if rollout_id is None:
         (only,) = listed(cwd)
         rollout_id = only["rollout_id"]
-    _agl(cwd, "trace", "show", str(rollout_id), "--json", "trace.json")
+    show(cwd, "trace", "show", str(rollout_id), "--json", "trace.json")
     return json.loads((cwd / "trace.json").read_text())
 
 
-def _agl(cwd: Path, *words: str) -> str:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("AGL_")}
-    done = subprocess.run([*AGL, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def show(cwd: Path, *words: str) -> str:
-    """What a command of agl prints."""
-    return _agl(cwd, *words)
+    """What a command of agl prints that only reads. It runs in this process: what it reads was written by others."""
+    with contextlib.chdir(cwd), pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AGL_")]:
+            patch.delenv(name)
+        done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 def outline(spans: Trace) -> list[str]:

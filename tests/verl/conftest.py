@@ -23,6 +23,11 @@ else:
     os.environ.update(environment())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def forked_policies() -> None:
+    """Nothing is forked here: these processes meet vLLM and Ray as users' do."""
+
+
 @pytest.fixture(scope="session")
 def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The quickstart's policy from random weights: with induction heads, vLLM's float32 is 0.002 nats off."""
