@@ -82,7 +82,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "verl_bridge": ("--steps", "3", "--rounds", "1"),
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
-NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak", "gpu"}
+NOT_HERE = {"all", "overhead_cases", "engine_sides", "store_sides", "verl_weighed", "chaos", "soak", "gpu"}
 """Parts of others; chaos and soak, which are no comparisons and run longer in `.ci/nightly`; what needs a GPU."""
 TAIL = 15
 """Lines of a failure that are shown."""
