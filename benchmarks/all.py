@@ -82,7 +82,9 @@ SHORT: dict[str, tuple[str, ...]] = {
     "verl_bridge": ("--steps", "3", "--rounds", "1"),
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
-NOT_HERE = {"all", "overhead_cases", "store_sides", "verl_weighed", "chaos", "soak", "gpu", "trl_learning"}
+NOT_HERE = {
+    "all", "overhead_cases", "engine_sides", "store_sides", "verl_weighed", "chaos", "soak", "gpu", "trl_learning"
+}  # fmt: skip
 """Parts of others; chaos and soak, which run longer in `.ci/nightly`; what needs a GPU, or hours."""
 TAIL = 15
 """Lines of a failure that are shown."""

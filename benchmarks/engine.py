@@ -2,6 +2,7 @@
 
     python benchmarks/engine.py                     # a random model of quickstart size, on CPU
     python benchmarks/engine.py --device cuda --size 0.5b --agents 128 [--model DIR]
+    python benchmarks/engine.py --model MODEL --agents 1 8 32 64 --threads 2   # a real model, on CPU
 
 Four ways to sample the same conversations: `generate` in a loop, one call at a time (what agents do that share a model
 behind a lock); `generate` on a static batch per turn (which needs all agents in lockstep and runs until its longest
@@ -11,6 +12,11 @@ first three on weights of that dtype, the policy process by autocast over the fl
 
 Then the prefix cache: the rollouts of one task, over several turns, with one cache for all of them, with a cache for
 each conversation, and with none; prompt tokens computed, and seconds of the sides in turn.
+
+With a model on CPU, agl's engine, transformers, llama.cpp and vLLM take turns on the same conversations instead, each
+in a new process, some with weights of lower precision, too. llama.cpp needs a GGUF file; `--llama-python` and
+`--vllm-python` name the Pythons that have these packages. Peak memory is that of the process that samples, loading not
+included. Drift is the mean |log ratio| of sampled tokens, engine against agl's learner in float32.
 """
 
 from __future__ import annotations
@@ -18,42 +24,40 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import pickle
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from engine_sides import SIDES, TURNS, Agent, Answer, Job, converse
 from learner import SIZES
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agl.trainer.engines.base import Request, Sampling
 from agl.trainer.local.engine.engine import LocalEngine
+from agl.trainer.local.gguf import gguf_file
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
-from agl.trainer.local.protocol import Failed, Finished
+from agl.trainer.local.prepared import model_directory
+from agl.trainer.local.protocol import Failed, Finished, Tokens
+from agl.trainer.local.tokenizer import load_tokenizer
 
-TURNS = 2
 CONTEXT = 4096
 ROLLOUTS, ROLLOUT_TURNS, PROMPT = 8, 4, 2000
 """Of the cases with a shared prompt."""
 
 
-@dataclass(frozen=True)
-class Agent:
-    """One conversation: the first prompt, then per turn how many tokens to sample and what the tool answers."""
-
-    prompt: np.ndarray
-    lengths: tuple[int, ...]
-    results: tuple[np.ndarray, ...]
-
-
-def conversations(n: int, vocabulary: int, prompt_tokens: int, answer_tokens: int) -> list[Agent]:
+def conversations(n: int, vocabulary: int, prompt_tokens: int, answer_tokens: int, seed: int = 0) -> list[Agent]:
     """`n` agents whose answers have 1/2 to 3/2 of `answer_tokens` tokens."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def text(size: int) -> np.ndarray:
         return rng.integers(1, vocabulary, size).astype(np.int32)
@@ -68,8 +72,31 @@ def conversations(n: int, vocabulary: int, prompt_tokens: int, answer_tokens: in
     ]
 
 
-def generate(model, prompts: list[np.ndarray], length: int) -> list[np.ndarray]:
+def in_words(tokenizer: Any, n: int, answer_tokens: int, seed: int) -> list[Agent]:
+    """The same with text in place of random tokens."""
+    rng = np.random.default_rng(seed)
+
+    def tokens(text: str) -> np.ndarray:
+        return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    def agent(lengths: tuple[int, ...]) -> Agent:
+        a, b = rng.integers(100, 1000, 2)
+        question = {"role": "user", "content": f"What is {a} * {b}? Think step by step, then write the product."}
+        prompt = tokenizer.apply_chat_template([question], add_generation_prompt=True, tokenize=False)
+        return Agent(tokens(prompt), lengths, tuple(tokens(f"\n{a} * {b} = {a * b}. So ") for _ in lengths))
+
+    return [agent(random.lengths) for random in conversations(n, 2, 2, answer_tokens, seed)]
+
+
+def generate(
+    model, prompts: list[np.ndarray], length: int, on_token: Callable[[], object] = lambda: None
+) -> list[np.ndarray]:
     """One `model.generate` call on prompts padded at the left; exactly `length` tokens each."""
+
+    def on_step(ids: torch.Tensor, _scores: object) -> torch.Tensor:
+        on_token()
+        return torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+
     width = max(p.size for p in prompts)
     ids = torch.zeros(len(prompts), width, dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -85,6 +112,7 @@ def generate(model, prompts: list[np.ndarray], length: int) -> list[np.ndarray]:
             max_new_tokens=length,
             min_new_tokens=length,
             pad_token_id=0,
+            stopping_criteria=[on_step],
         )
     return [row.astype(np.int32) for row in out[:, width:].cpu().numpy()]
 
@@ -97,51 +125,58 @@ def loop(model, agents: list[Agent]) -> None:
             prompt = np.concatenate([prompt, generate(model, [prompt], length)[0], result])
 
 
-def static(model, agents: list[Agent]) -> None:
-    """All agents in one batch per turn."""
-    prompts = [agent.prompt for agent in agents]
+def static(model, agents: list[Agent]) -> list[float]:
+    """All agents in one batch per turn; returns the seconds to the first token of each request."""
+    prompts, first = [agent.prompt for agent in agents], []
     for turn in range(TURNS):
-        answers = generate(model, prompts, max(agent.lengths[turn] for agent in agents))
+        steps = [time.perf_counter()]
+        length = max(agent.lengths[turn] for agent in agents)
+        answers = generate(model, prompts, length, lambda steps=steps: steps.append(time.perf_counter()))
+        first += [steps[1] - steps[0]] * len(agents)
         prompts = [
             np.concatenate([p, a[: agent.lengths[turn]], agent.results[turn]])
             for p, a, agent in zip(prompts, answers, agents, strict=True)
         ]
+    return first
 
 
-def in_process(engine: LocalEngine, agents: list[Agent]) -> None:
-    """Every agent sends its next request as soon as its last is answered."""
+def in_process(engine: LocalEngine, agents: list[Agent]) -> tuple[list[float], list[Answer]]:
+    """Every agent sends its next request as soon as its last is answered; seconds to first tokens, and answers."""
     engine.drop_caches()
-    prompts, turns = [agent.prompt for agent in agents], [0] * len(agents)
 
-    def submit(i: int) -> None:
-        sampling = Sampling(max_tokens=agents[i].lengths[turns[i]], seed=i)
-        engine.submit(i, prompts[i], sampling)
-
-    for i in range(len(agents)):
-        submit(i)
-    while engine.has_work:
+    def step() -> Iterator[tuple[int, int, float]]:
         for event in engine.step():
             if isinstance(event, Failed):
                 raise event.error
-            if isinstance(event, Finished):
-                i = event.request_id
-                prompts[i] = np.concatenate([prompts[i], event.completion.token_ids, agents[i].results[turns[i]]])
-                turns[i] += 1
-                if turns[i] < TURNS:
-                    submit(i)
+            if isinstance(event, Tokens):
+                yield event.request_id, event.token_ids[0], event.logprobs[0]
+
+    def submit(agent: int, prompt: np.ndarray, length: int) -> None:
+        engine.submit(agent, prompt, Sampling(max_tokens=length, seed=agent), stream=True)
+
+    return converse(submit, step, agents)
 
 
-async def through_process(policy: LocalPolicy, agents: list[Agent], run: int) -> None:
-    """One asyncio task per agent."""
+async def through_process(
+    policy: LocalPolicy, agents: list[Agent], run: int, stream: bool = False
+) -> tuple[list[float], list[Answer]]:
+    """One asyncio task per agent; seconds to first tokens, where they are streamed, and answers."""
+    first: list[float] = []
+    answers: list[Answer] = []
 
     async def talk(i: int, agent: Agent) -> None:
         prompt = agent.prompt
         for length, result in zip(agent.lengths, agent.results, strict=True):
-            sampling = Sampling(max_tokens=length, seed=i)
-            answer = await policy.generate(Request(prompt, sampling, session=f"{run}-{i}"))
+            request = Request(prompt, Sampling(max_tokens=length, seed=i), session=f"{run}-{i}")
+            times = [time.perf_counter()]
+            on_tokens = (lambda *_, times=times: times.append(time.perf_counter())) if stream else None
+            answer = await policy.generate(request, on_tokens=on_tokens)
+            first.extend(at - times[0] for at in times[1:2])
+            answers.append((prompt, answer.token_ids.tolist(), answer.logprobs.tolist()))
             prompt = np.concatenate([prompt, answer.token_ids, result])
 
     await asyncio.gather(*(talk(i, agent) for i, agent in enumerate(agents)))
+    return first, answers
 
 
 def shared_prompt(engine: LocalEngine, prompt: np.ndarray, apart: bool) -> int:
@@ -221,7 +256,7 @@ def random_model(directory: Path, shape: dict[str, int]) -> None:
     LlamaForCausalLM(config).save_pretrained(directory)
 
 
-def best(work: Callable[[], None], device: torch.device, repeats: int) -> list[float]:
+def best(work: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
     """Seconds of each repeat, after one that is not counted."""
     seconds = []
     for _ in range(repeats + 1):
@@ -233,20 +268,94 @@ def best(work: Callable[[], None], device: torch.device, repeats: int) -> list[f
     return seconds[1:]
 
 
+def measured(python: str, job: Job) -> dict[str, Any]:
+    """What a new process measures, or why it cannot."""
+    files = Path(job.scratch, "job"), Path(job.scratch, "facts")
+    files[0].write_bytes(pickle.dumps(job))
+    # The classes of the pickles are those of a module, not of a program.
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import engine_sides as e; e.main()"
+    environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([python, "-c", program, *files], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{job.side} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return pickle.loads(files[1].read_bytes())
+
+
+async def drifts(spec: PolicySpec, sides: list[list[Answer]]) -> list[float]:
+    """Per side, the mean |log ratio| of its sampled tokens between engine and learner; nan without log-probs."""
+    policy, means = await LocalPolicy.start(spec), []
+    for answers in sides:
+        ratios = [np.nan] if not answers else []
+        for prompt, tokens, logprobs in answers:
+            learned = await policy.logprobs(np.concatenate([prompt, np.asarray(tokens, np.int32)]))
+            ratios.extend(np.abs(learned[-len(tokens) :] - logprobs))
+        means.append(float(np.mean(ratios)))
+    await policy.close()
+    return means
+
+
+def compare_engines(args: argparse.Namespace) -> dict[str, Any]:
+    """Print and return the figures of each engine on a real model, by number of agents."""
+    directory, file = model_directory(args.model), gguf_file(args.model)
+    tokenizer, rows = load_tokenizer(directory), []
+    missing = {} if file else {"llama.cpp": "the model is not a GGUF file"}
+    pythons = {"llama.cpp": args.llama_python, "vLLM": args.vllm_python}
+    with tempfile.TemporaryDirectory() as scratch:
+        for n in args.agents:
+            rounds = [in_words(tokenizer, n, args.answer_tokens, seed) for seed in range(args.repeats + 1)]
+            sizes = (a.prompt.size + sum(a.lengths) + sum(map(len, a.results)) for agents in rounds for a in agents)
+            context = max(sizes)
+            for side in args.sides:
+                package = side.partition(",")[0]
+                if package in missing:
+                    continue
+                job = Job(side, directory, str(file or ""), scratch, args.threads, n, context, rounds)
+                facts = {"agents": n, "side": side} | measured(pythons.get(package, sys.executable), job)
+                if "missing" in facts:
+                    missing[package] = facts["missing"]
+                    continue
+                rows.append(facts)
+                print(f"{n} agents, {side}: {facts['tokens_per_second']:.1f} tokens/s", file=sys.stderr, flush=True)
+    spec = PolicySpec(directory, device="cpu", threads=args.threads, trained=False)
+    means = asyncio.run(drifts(spec, [facts.pop("answers") for facts in rows]))
+    agl = {facts["agents"]: facts["tokens_per_second"] for facts in rows if facts["side"] == "agl"}
+    print("| agents | engine | tokens/s | x agl | first token, median ms | peak MiB | drift |")
+    print("|---|---|---|---|---|---|---|")
+    for facts, drift in zip(rows, means, strict=True):
+        facts["drift"], rate = drift, facts["tokens_per_second"]
+        ratio = rate / agl.get(facts["agents"], np.nan)
+        print(
+            f"| {facts['agents']} | {facts['side']} | {rate:,.1f} | {ratio:.2f} | {1e3 * facts['first_token']:,.0f} "
+            f"| {facts['peak_bytes'] / 2**20:,.0f} | {'' if np.isnan(drift) else f'{drift:.1e}'} |"
+        )
+    for package, reason in missing.items():
+        print(f"not measured: {package}: {reason}")
+    return {"threads": args.threads, "answer_tokens": args.answer_tokens, "rows": rows, "missing": missing}
+
+
 def main() -> None:
     """Run, print a table, write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a Hugging Face directory; without it a random llama is made")
+    parser.add_argument("--model", help="directory or GGUF file (on cuda a directory); without it a random llama")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=SIZES, default="tiny", help="of the random model")
-    parser.add_argument("--agents", type=int, default=32)
+    parser.add_argument("--agents", type=int, nargs="+", default=[32], help="several with --model on CPU only")
     parser.add_argument("--prompt-tokens", type=int, default=40)
     parser.add_argument("--answer-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1, help="torch threads on CPU")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="with --model on CPU")
+    parser.add_argument("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python and NumPy")
+    parser.add_argument("--vllm-python", default=sys.executable, help="interpreter with vLLM")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
+    if args.model and args.device == "cpu":
+        facts = compare_engines(args)
+        if args.json:
+            args.json.write_text(json.dumps(facts, indent=2) + "\n")
+        return
 
+    n = args.agents[0]
     torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
     device = torch.device(args.device)
@@ -260,12 +369,12 @@ def main() -> None:
         model = model.to(device).eval()
         model.generation_config.eos_token_id = None
         tokenizer = AutoTokenizer.from_pretrained(directory)
-        engine = LocalEngine(model, tokenizer, device=device, max_context=2048, max_batch=args.agents)
-        agents = conversations(args.agents, engine.vocabulary, args.prompt_tokens, args.answer_tokens)
+        engine = LocalEngine(model, tokenizer, device=device, max_context=2048, max_batch=n)
+        agents = conversations(n, engine.vocabulary, args.prompt_tokens, args.answer_tokens)
         wanted = sum(sum(agent.lengths) for agent in agents)
 
         async def measure_process() -> list[float]:
-            spec = PolicySpec(directory, device=args.device, threads=args.threads, max_batch=args.agents)
+            spec = PolicySpec(directory, device=args.device, threads=args.threads, max_batch=n)
             policy = await LocalPolicy.start(spec)
             try:
                 seconds = []
@@ -287,12 +396,12 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters())
     rates = {name: wanted / statistics.median(times) for name, times in seconds.items()}
     base = rates["generate, one call at a time"]
-    print(f"{args.agents} agents x {TURNS} turns, {wanted} tokens, {parameters / 1e6:.2f}M parameters, {device}")
+    print(f"{n} agents x {TURNS} turns, {wanted} tokens, {parameters / 1e6:.2f}M parameters, {device}")
     for name, rate in rates.items():
         print(f"{name:32s}{rate:12,.0f} tokens/s{rate / base:9.1f}x")
     if args.json:
         facts = {
-            "agents": args.agents,
+            "agents": n,
             "turns": TURNS,
             "tokens": wanted,
             "parameters": parameters,

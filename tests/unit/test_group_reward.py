@@ -87,7 +87,7 @@ def stored(directory: Path) -> list[tuple[str, str, list[tuple[str, float, str]]
                     for s in await store.query_spans(rollout.rollout_id, rollout.attempts)
                     if s.operation == "reward"
                 ]
-                found.append((rollout.group, calls[0].response["content"] if calls else "", rewards))
+                found.append((rollout.group, calls[0].response.get("content", "") if calls else "", rewards))
             return found
         finally:
             await store.close()
