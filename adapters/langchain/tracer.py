@@ -199,6 +199,13 @@ def _handler() -> BaseCallbackHandler:
                 run.opened(tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent))
 
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
+            run = self.runs.get(run_id)
+            # The name of that node of `create_agent`.
+            if run is not None and run.called == "model" and (answers := _structured_answers(outputs)):
+                span = run.around.span
+                span.set_attribute(
+                    semconv.STRUCTURED_ANSWERS, [*span.attributes.get(semconv.STRUCTURED_ANSWERS, ()), *answers]
+                )
             self._close(run_id)
 
         def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
@@ -303,6 +310,18 @@ def _failed_calls(messages: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str,
                 break
             if message.status == "error":
                 failed[message.tool_call_id] = str(message.text)
+
+
+def _structured_answers(outputs: Any) -> list[str]:
+    """The ids of tool calls in which the model's node found the structured answer (`ToolStrategy`)."""
+    updates = [getattr(output, "update", output) for output in (outputs if isinstance(outputs, list) else [outputs])]
+    return [
+        message.tool_call_id
+        for update in updates
+        if isinstance(update, Mapping) and update.get("structured_response") is not None
+        for message in (update.get("messages") or ())[-1:]
+        if getattr(message, "type", None) == "tool"
+    ]
 
 
 def _tool_result(output: Any, call_id: Any) -> Any:

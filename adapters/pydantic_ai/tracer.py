@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
@@ -70,11 +70,12 @@ def _capability_class() -> Any:
     from pydantic_ai.models.wrapper import WrapperModel
 
     class TracedModel(WrapperModel):
-        """A model whose calls lie in the scope that `begin` opens."""
+        """A model whose calls lie in the scope that `begin` opens; calls of its `output_tools` are answers."""
 
-        def __init__(self, wrapped: Any, begin: Callable[[], Scope | None]) -> None:
+        def __init__(self, wrapped: Any, begin: Callable[[], Scope | None], output_tools: frozenset[str]) -> None:
             super().__init__(wrapped)
             self.begin = begin
+            self.output_tools = output_tools
 
         async def request(self, *args: Any, **kwargs: Any) -> Any:
             with Aside():
@@ -84,7 +85,7 @@ def _capability_class() -> Any:
                 except BaseException as error:
                     _end(scope, error)
                     raise
-                _end(scope, response=response)
+                _end(scope, response=response, output_tools=self.output_tools)
                 return response
 
         @contextlib.asynccontextmanager
@@ -103,7 +104,7 @@ def _capability_class() -> Any:
             except BaseException as error:
                 _end(scope, error)
                 raise
-            _end(scope, response=stream.get())
+            _end(scope, response=stream.get(), output_tools=self.output_tools)
 
     class Tracing(AbstractCapability[Any]):
         """The spans of one run."""
@@ -157,7 +158,8 @@ def _capability_class() -> Any:
                 conversation = {semconv.CONVERSATION_ID: ctx.conversation_id}
                 return model_call(model.model_name, model.system, parent=self.parent(), attributes=conversation)
 
-            request_context.model = TracedModel(model, begin)
+            output_tools = request_context.model_request_parameters.output_tools
+            request_context.model = TracedModel(model, begin, frozenset(tool.name for tool in output_tools))
             return request_context
 
         async def wrap_tool_execute(
@@ -185,9 +187,17 @@ def _capability_class() -> Any:
     return Tracing
 
 
-def _end(scope: Scope | None, error: BaseException | None = None, *, response: Any = None) -> None:
+def _end(
+    scope: Scope | None,
+    error: BaseException | None = None,
+    *,
+    response: Any = None,
+    output_tools: Collection[str] = (),
+) -> None:
     if scope is not None:
         facts = None if response is None else _facts(response, scope.rollout.capture_content)
+        if facts and (answers := [c.tool_call_id for c in response.tool_calls if c.tool_name in output_tools]):
+            facts[semconv.STRUCTURED_ANSWERS] = answers
         tracing.end(scope, error=error, attributes=facts)
 
 

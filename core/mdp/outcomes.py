@@ -69,7 +69,7 @@ def tool_outcomes(index: SpanIndex) -> list[ToolOutcome]:
         s for s in index.spans.values() if s.operation == semconv.EXECUTE_TOOL and not s.attributes.get(semconv.PAUSED)
     ]
     handoff_ids = {_id(s) for s in index.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
-    known_ids = {_id(s) for s in tools} | handoff_ids
+    known_ids = {_id(s) for s in tools} | handoff_ids | index.answers
     tools_without_id = {_tool(s) for s in tools if _id(s) is None}
     runs = [s for s in tools if _failed(s) or (semconv.HANDOFF_TO not in s.attributes and _id(s) not in handoff_ids)]
     outcomes = [_of_span(s, index) for s in runs if not _is_inner(s, index)]

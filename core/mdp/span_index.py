@@ -28,6 +28,8 @@ class SpanIndex:
         for call in self.calls:
             if call.span_id and (call.error is None or call.span_id not in self.by_span):
                 self.by_span[call.span_id] = call
+        self.answers = {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
+        """The ids of tool calls that are structured answers."""
         self.issuers = {tool_call: c for c in self.calls for tool_call in c.tool_call_ids}
 
     def upwards(self, span_id: str | None) -> Iterator[Span]:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.structured_output import ToolStrategy
 from langchain_core.callbacks import CallbackManager
 from langchain_core.messages import ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 from subjects import chat_model
 
@@ -29,6 +31,7 @@ from agl.messages import read
 from agl.testing.provider import Provider, Reply, says, serve
 from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
+from agl.tracing.inferred import completed
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.real import Expert
 
@@ -110,6 +113,26 @@ def test_structured_output_keeps_the_name(provider: Provider, rollout: RolloutCo
     agent = create_agent(chat_model(provider.url), [], response_format=Answer, name="solver")
     assert agent.invoke(ask())["structured_response"] == Answer(value=7)
     assert agents(rollout) == ["outer", "outer", "outer", "solver"]
+
+
+def test_an_agents_structured_answer_is_no_tools_run(provider: Provider, rollout: RolloutContext) -> None:
+    class Sum(BaseModel):
+        value: int
+
+    provider.script = lambda body: Reply(None, (("Sum", {"value": 5}),))
+    agent = create_agent(
+        chat_model(provider.url),
+        tools=[],
+        response_format=ToolStrategy(Sum),
+        checkpointer=InMemorySaver(),
+        name="solver",
+    )
+    rollout.prompts = True
+    for text in ("2+3", "again"):
+        said = agent.invoke(ask(text), {"configurable": {"thread_id": "1"}})
+        assert said["structured_response"] == Sum(value=5)
+    assert [m["role"] for m in provider.seen[1].body["messages"]] == ["user", "assistant", "tool", "user"]
+    assert {s.operation for s in completed(rollout.spans)} == {semconv.INVOKE_AGENT, semconv.CHAT}
 
 
 def test_an_agent_in_a_thread_of_its_own(provider: Provider, rollout: RolloutContext) -> None:

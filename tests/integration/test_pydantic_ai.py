@@ -24,6 +24,7 @@ from subject_pydantic_ai import chat_model
 
 import agl
 from agl import semconv, tracing
+from agl.adapters.openai import OpenAITracer
 from agl.adapters.pydantic_ai import PydanticAITracer, wrap
 from agl.agents.agent import RolloutInfo
 from agl.mdp.selection import select
@@ -31,6 +32,7 @@ from agl.mdp.spans import Span
 from agl.testing.provider import Provider, Reply, serve
 from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
+from agl.tracing.inferred import completed
 
 
 @pytest.fixture
@@ -196,6 +198,17 @@ def test_structured_output_is_no_tools_run(provider: Provider, rollout: RolloutC
     assert run(wrap(build(provider.url, tools=(), output_type=Answer)), "q") == Answer(value=5)
     assert agents(rollout) == ["solver"]
     assert of(rollout, semconv.EXECUTE_TOOL) == []
+
+
+def test_nor_is_it_one_in_a_conversation_that_goes_on(provider: Provider, rollout: RolloutContext) -> None:
+    provider.script = lambda body: Reply(None, (("final_result", {"value": 5}),))
+    agent = build(provider.url, tools=(), output_type=Answer)
+    rollout.prompts = True
+    with OpenAITracer():  # records what is sent
+        agent.run_sync("again", message_history=agent.run_sync("q").all_messages())
+    assert len(of(rollout, semconv.CHAT)) == 2
+    assert len(provider.seen[1].body["messages"]) > len(provider.seen[0].body["messages"])
+    assert {s.operation for s in completed(rollout.spans)} == {semconv.INVOKE_AGENT, semconv.CHAT}
 
 
 def test_a_call_that_does_not_fit_is_a_failure(provider: Provider, rollout: RolloutContext) -> None:
