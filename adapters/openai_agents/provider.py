@@ -33,7 +33,11 @@ class Provider(TraceProvider):
         trace = self.users.create_trace(*args, **kwargs)
         if trace.trace_id != _NOOP or tracing.current() is None:
             return trace
-        hidden = self._second.create_trace(*args, **kwargs | {"disabled": False, "trace_id": None})
+        return self.hidden_trace(*args, **kwargs | {"disabled": False, "trace_id": None})
+
+    def hidden_trace(self, *args: Any, **kwargs: Any) -> Trace:
+        """A trace of the second provider. While it is the current one, spans are, too."""
+        hidden = self._second.create_trace(*args, **kwargs)
         self._hidden.add(hidden.trace_id)
         return hidden
 

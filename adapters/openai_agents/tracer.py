@@ -11,6 +11,8 @@ are patched to find a trace provider that the program has set in the meantime.
 
 from __future__ import annotations
 
+import contextvars
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Mapping
@@ -54,8 +56,9 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         self._unwatch = _watch_mcp(processor)
         self._patches = Patches()
         self._patches.method(SpanImpl, "set_error", _keeping_exceptions(processor))
-        for method in ("run", "run_streamed"):  # `run_sync` calls the first
-            self._patches.method(AgentRunner, method, _behind(self._provider))
+        # `run_sync` calls the first.
+        self._patches.method(AgentRunner, "run", _behind(self._provider, _hidden))
+        self._patches.method(AgentRunner, "run_streamed", _behind(self._provider, _hidden_stream))
 
     def _restore(self) -> None:
         from agl.adapters.openai_agents import provider
@@ -224,19 +227,46 @@ def _watch_mcp(processor: Any) -> Callable[[], None]:
     return unwatch
 
 
-def _behind(provider: Any) -> Around:
-    """Have the program's own trace provider behind the adapter's when a run begins, whenever it was set."""
+def _behind(provider: Any, hidden: Callable[[Any, Callable[[], Any]], Any]) -> Around:
+    """Have the program's own trace provider behind the adapter's when a run begins, whenever it was set. A run whose
+    own `RunConfig` switches tracing off is traced for the adapter alone, by `hidden`."""
+    from agents.tracing import get_current_trace
+    from agents.version import __version__ as version
+
+    # Before, a run inside of a trace is traced whatever its configuration says.
+    masks = [int(part) for part in version.split(".")[:2]] >= [0, 24]
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
         def begin(*args: Any, **kwargs: Any) -> Any:
-            if not tracing.idle():
-                provider.stay()
-            return run(*args, **kwargs)
+            if tracing.idle():
+                return run(*args, **kwargs)
+            provider.stay()
+            config = kwargs.get("run_config")
+            if config is None or not config.tracing_disabled or not (masks or get_current_trace() is None):
+                return run(*args, **kwargs)
+            kwargs["run_config"] = dataclasses.replace(config, tracing_disabled=False)
+            trace = provider.hidden_trace(config.workflow_name, group_id=config.group_id)
+            return hidden(trace, lambda: run(*args, **kwargs))
 
         return begin
 
     return around
+
+
+async def _hidden(trace: Any, run: Callable[[], Any]) -> Any:
+    with trace:
+        return await run()
+
+
+def _hidden_stream(trace: Any, run: Callable[[], Any]) -> Any:
+    def begin() -> Any:
+        trace.start(mark_as_current=True)
+        return run()
+
+    streamed = contextvars.copy_context().run(begin)
+    streamed.run_loop_task.add_done_callback(lambda _: trace.finish())
+    return streamed
 
 
 def _keeping_exceptions(processor: Any) -> Around:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -41,6 +42,7 @@ from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
+from agl.messages import read
 from agl.testing.provider import Provider, Reply, says, serve
 from agl.testing.subject import ToolFailed, add, uses_add
 from agl.tracing.context import RolloutContext
@@ -264,19 +266,26 @@ def test_responses_tell_their_ids(provider: Provider, rollout: RolloutContext) -
     assert "hello" in chat.attributes[semconv.OUTPUT_MESSAGES]
 
 
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("how", ["globally", "for the run", "for a run in a trace"])
-def test_names_survive_the_sdks_tracing_being_off(provider: Provider, users: Seen, how: str) -> None:
+def test_all_is_recorded_where_the_sdks_tracing_is_off(
+    provider: Provider, users: Seen, how: str, streamed: bool
+) -> None:
     solver = agent("solver", provider, tools=[function_tool(add)])
     rollout = RolloutContext("ro", 1, "outer", select(None))
     config = None if how == "globally" else RunConfig(tracing_disabled=True)
     set_tracing_disabled(how == "globally")
 
+    async def stream() -> None:
+        async for _ in Runner.run_streamed(solver, "2+3", run_config=config).stream_events():
+            pass
+
     def go() -> list[str]:
-        if how == "for a run in a trace":
-            with trace("of the user"):
+        with trace("of the user") if how == "for a run in a trace" else contextlib.nullcontext():
+            if streamed:
+                asyncio.run(stream())
+            else:
                 run(solver, run_config=config)
-        else:
-            run(solver, run_config=config)
         told = [*users.spans]
         users.spans.clear()
         return told
@@ -287,8 +296,12 @@ def test_names_survive_the_sdks_tracing_being_off(provider: Provider, users: See
         assert go() == without
         assert not tracer._provider._hidden
     assert agents(rollout) == ["solver", "solver"]
-    assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == ["solver"]
+    [tool], [asked, told] = of(rollout, semconv.EXECUTE_TOOL), of(rollout, semconv.CHAT)
+    assert tool.agent == "solver"
     assert how == "for a run in a trace" or without == []
+    [call] = [c for m in read.said(asked) for c in m.tool_calls]
+    assert tool.attributes[semconv.TOOL_CALL_ID] == call.id
+    assert [m.text.strip() for m in read.said(told)] == ["sum 5"]
 
 
 def test_the_users_processors_see_what_they_ever_saw(provider: Provider, users: Seen) -> None:
