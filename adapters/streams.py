@@ -6,10 +6,9 @@ Nothing here keeps a stream or its response alive: a dropped stream is closed as
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -77,19 +76,26 @@ class CallObserver:
 
 
 class _UnreadResponse:
-    """A raw response without its body: the span ends with the body, and has the facts of what `parse()` returns."""
+    """A raw response without its body: the span ends with the body, and has the facts of what `parse()` returns, else
+    those of the bytes that the caller reads."""
 
     def __init__(self, observer: CallObserver, scope: Scope, raw: Any) -> None:
         self.observer, self.scope = observer, scope
         self.parsing = self.streams = False
+        self.response, self.chunks = weakref.ref(raw.http_response), list[bytes]()
         _when_closed(raw.http_response, self.closed)
+        _keeping_chunks(raw.http_response, self.chunks)
         weakref.finalize(raw.http_response, tracing.end, scope).atexit = False
-        parse_through(raw, functools.partial(self.parsing_of, weakref.ref(raw.http_response)))
+        parse_through(raw, self.parsing_of)
 
     def closed(self) -> None:
         # `parse()` reads the body, which closes the response, before it returns the result.
-        if not self.parsing and not self.streams:
-            tracing.end(self.scope)
+        if self.parsing or self.streams or self.scope.ended:
+            return
+        answer = ResponseAccumulator()
+        if (response := self.response()) is not None:
+            answer.received(response, b"".join(self.chunks))
+        tracing.end(self.scope, attributes=answer.facts(self.scope.rollout.capture_content))
 
     def parsed(self, result: Any) -> Any:
         """Record the result of `parse()` and return it."""
@@ -101,13 +107,13 @@ class _UnreadResponse:
         return result
 
     @contextlib.contextmanager
-    def parsing_of(self, response: Callable[[], Any]) -> Iterator[Callable[[Any], Any]]:
+    def parsing_of(self) -> Iterator[Callable[[Any], Any]]:
         self.parsing = True
         try:
             yield self.parsed
         finally:
             self.parsing = False
-            if (read := response()) is None or read.is_closed:
+            if (read := self.response()) is None or read.is_closed:
                 self.closed()
 
 
@@ -191,6 +197,23 @@ def _when_closed(response: Any, then: Callable[[], None]) -> None:
             then()
 
     response.close, response.aclose = closing, aclosing
+
+
+def _keeping_chunks(response: Any, chunks: list[bytes]) -> None:
+    """Keep the bytes of an HTTP response as they are read, in whatever way."""
+    iter_raw, aiter_raw = _weak(response.iter_raw), _weak(response.aiter_raw)
+
+    def reading(*args: Any, **kwargs: Any) -> Iterator[bytes]:
+        for chunk in iter_raw()(*args, **kwargs):  # type: ignore[misc]
+            chunks.append(chunk)
+            yield chunk
+
+    async def areading(*args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
+        async for chunk in aiter_raw()(*args, **kwargs):  # type: ignore[misc]
+            chunks.append(chunk)
+            yield chunk
+
+    response.iter_raw, response.aiter_raw = reading, areading
 
 
 def _weak(method: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:

@@ -106,6 +106,25 @@ class ResponseAccumulator:
     error: str | None = None
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
+    def received(self, response: Any, body: bytes) -> None:
+        """Add what was received of a body, encoded as the httpx response's headers say.
+
+        Server-sent events: WHATWG HTML, section 9.2. A body that cannot be read adds nothing.
+        """
+        headers = {"content-encoding": response.headers.get("content-encoding", "identity")}
+        try:
+            body = type(response)(200, headers=headers, content=body).content
+        except Exception:  # the DecodingError of its version of httpx
+            return
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            with contextlib.suppress(ValueError):
+                self.whole(json.loads(body))
+            return
+        for block in body.replace(b"\r\n", b"\n").split(b"\n\n"):
+            data = b"\n".join(line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:"))
+            with contextlib.suppress(ValueError):
+                self.event(json.loads(data))
+
     def whole(self, body: Any) -> None:
         """Add a body that is not a stream."""
         if not isinstance(body, Mapping):

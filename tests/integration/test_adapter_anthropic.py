@@ -268,6 +268,16 @@ def test_raw_responses(provider: Provider, rollout: RolloutContext) -> None:
         assert len(chats(rollout)) == 1
         assert response.parse().content[0].text == "sum 5"
     assert len(chats(rollout)) == 2
+
+    async def read_lines() -> list[str]:
+        create = async_client(provider).messages.with_streaming_response.create
+        async with create(**ASK, stream=True) as response:
+            return [line async for line in response.iter_lines()]
+
+    assert "event: message_stop" in asyncio.run(read_lines())
+    parsed, iterated = chats(rollout)[1:]
+    assert [m.text.strip() for m in read.said(iterated)] == [m.text for m in read.said(parsed)] == ["sum 5"]
+    del rollout.spans[2:]
     stream = client.messages.with_raw_response.create(**ASK, stream=True).parse()
     assert len(chats(rollout)) == 2
     assert len([*stream]) > 1

@@ -175,7 +175,11 @@ def test_what_is_refused_is_refused_at_once(expression: str) -> None:
 
 
 def servers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if any("server.py" in word for word in p.cmdline())]
+    return [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if any(Path(word).name == "server.py" for word in p.cmdline())
+    ]
 
 
 def test_one_server_for_many_event_loops_and_another_when_it_dies() -> None:

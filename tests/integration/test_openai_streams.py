@@ -14,6 +14,7 @@ from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
+from agl.messages import read
 from agl.testing.provider import Provider, Reply, says, serve
 from agl.tracing.context import RolloutContext
 
@@ -150,6 +151,16 @@ def test_raw_responses(client: openai.OpenAI, provider: Provider, rollout: Rollo
         assert len(chats(rollout)) == 1
         response.parse()
     assert len(chats(rollout)) == 2
+    with client.chat.completions.with_streaming_response.create(**ASK) as response:
+        assert response.json()["choices"]
+    with client.chat.completions.with_streaming_response.create(**STREAM) as response:
+        assert "data: [DONE]" in response.iter_lines()
+    parsed, whole, iterated = chats(rollout)[1:]
+    for name in (semconv.OUTPUT_MESSAGES, semconv.FINISH_REASONS):
+        assert parsed.attributes[name] == whole.attributes[name]
+    assert iterated.attributes[semconv.FINISH_REASONS] == parsed.attributes[semconv.FINISH_REASONS]
+    assert [m.text.strip() for m in read.said(iterated)] == [m.text for m in read.said(whole)]
+    del rollout.spans[2:]
     stream = client.chat.completions.with_raw_response.create(**STREAM).parse()
     gc.collect()
     assert len(chats(rollout)) == 2

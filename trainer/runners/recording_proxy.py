@@ -273,18 +273,7 @@ class _Call:
     def read_answer(self, answer: httpx.Response, body: bytes) -> None:
         """Read the answer, whose body may be incomplete."""
         self.status = answer.status_code
-        try:
-            text = decoded(answer, body)
-        except httpx.DecodingError:
-            return
-        if answer.headers.get("content-type", "").startswith("text/event-stream"):
-            for data in json_events(text):
-                self.answer.event(data)
-            return
-        try:
-            self.answer.whole(orjson.loads(text))
-        except orjson.JSONDecodeError:
-            pass
+        self.answer.received(answer, body)
 
     def span(self, error: str | None) -> Span:
         """The call's span, with the error of forwarding it or else the provider's own."""
@@ -370,24 +359,6 @@ def forwarded_headers(request: Request) -> list[tuple[bytes, bytes]]:
             value = ", ".join(encodings).encode() or b"identity"
         headers.append((name, value))
     return headers
-
-
-def decoded(answer: httpx.Response, body: bytes) -> bytes:
-    """The text of an answer's body as it was sent. Raises httpx.DecodingError."""
-    encoding = answer.headers.get("content-encoding", "identity")
-    return httpx.Response(200, headers={"content-encoding": encoding}, content=body).content
-
-
-def json_events(stream: bytes) -> list[Any]:
-    """The JSON of each server-sent event (WHATWG HTML, section 9.2)."""
-    events = []
-    for block in stream.replace(b"\r\n", b"\n").split(b"\n\n"):
-        data = b"\n".join(line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:"))
-        try:
-            events.append(orjson.loads(data))
-        except orjson.JSONDecodeError:
-            continue
-    return events
 
 
 def _without_credentials(url: str) -> str:
