@@ -9,13 +9,14 @@ import json
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agl.rewards import JSONSchema
-from agl.trainer.graders import judge, sql, sql_worker
+from agl.trainer.graders import judge, schema_worker, sql, sql_worker
 from agl.trainer.graders.code import program_of
 from agl.trainer.graders.schema import json_of
 from agl.trainer.rendering.toolparsers import FORMATS, Malformed, ToolCall
@@ -50,7 +51,7 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def cpu(read: Callable[[str], object], text: str) -> float:
+def cpu(read: Callable[[Any], object], text: Any) -> float:
     def once() -> float:
         began = time.process_time()
         read(text)
@@ -102,16 +103,40 @@ def test_calls_after_malformed_ones_are_still_read() -> None:
 
 
 def test_equal_items_are_found_in_linear_time() -> None:
-    grade = JSONSchema({"type": "array", "uniqueItems": True})
+    schema = {"type": "array", "uniqueItems": True}
+    grade = JSONSchema(schema)
 
-    def items(n: int) -> str:
-        return json.dumps([{"a": i, "b": [i]} for i in range(n)])
+    def items(n: int) -> Any:
+        return {"schema": schema, "value": [{"a": i, "b": [i]} for i in range(n)], "partial": False}
 
-    assert cpu(lambda text: grade(None, text), items(8_000)) < MOST * cpu(lambda text: grade(None, text), items(1_000))
+    assert cpu(schema_worker.grade, items(8_000)) < MOST * cpu(schema_worker.grade, items(1_000))
     for equal in ([1, 1.0], [{"a": 1, "b": 2}, {"b": 2, "a": 1}], [[1], [1]], ["x", "x"], [None, None]):
         assert grade(None, json.dumps(equal)) == 0.0, equal
     for different in ([1, True], [0, False], ["1", 1], [[1, 2], [2, 1]], [{"a": 1}, {"a": 2}], [1, 1.5], []):
         assert grade(None, json.dumps(different)) == 1.0, different
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        ({"pattern": "^(a+)+$"}, f'"{"a" * 40}b"'),
+        ({"patternProperties": {"^(a|a)*$": False}}, f'{{"{"a" * 40}b": 1}}'),
+        ({"multipleOf": 0.5}, "1e400"),
+        ({"multipleOf": 0.1}, "9" * 4000),
+        ({"$ref": "#/definitions/deep"}, "[" * 1500 + "]" * 1500),
+        ({"$ref": "#/definitions/twice"}, "[" * 60 + "]" * 60),
+    ],
+    ids=["backtracking", "backtracking keys", "infinity", "digits", "deep", "exponential"],
+)
+def test_a_value_that_stalls_its_schema_is_wrong(rule: Any, value: str) -> None:
+    again = {"items": {"$ref": "#/definitions/twice"}}
+    definitions = {
+        "deep": {"items": {"$ref": "#/definitions/deep"}, "maxItems": 1, "type": "array"},
+        "twice": {"anyOf": [{**again, "minItems": 2}, {**again, "minItems": 3}]},
+    }
+    grade = JSONSchema({"definitions": definitions, "properties": {"x": rule}}, timeout=1.0)
+    assert grade(None, f'{{"x": {value}}}') == 0.0
+    assert grade(None, '{"y": 1}') == 1.0
 
 
 def test_the_readers_of_sql_say_what_the_patterns_said() -> None:

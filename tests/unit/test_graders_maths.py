@@ -10,14 +10,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_data import jsonl
 
-import agl.trainer.graders.maths_worker as script
 from agl.errors import ConfigError, RewardError
 from agl.rewards import MathAnswer
 from agl.trainer.graders.maths import _workers
@@ -109,7 +107,7 @@ def test_a_reference_that_is_no_mathematics_is_an_error() -> None:
 def test_the_worker_script_ends_with_its_input() -> None:
     job = {"references": ["2"], "answer": "2.0", "float_rounding": 6, "strict": True, "limit": 5}
     done = subprocess.run(
-        [sys.executable, "-I", str(Path(script.__file__))],
+        [sys.executable, "-c", "from agl.trainer.graders.maths_worker import main; main()"],
         input=json.dumps(job),
         capture_output=True,
         text=True,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError, checked_options
@@ -84,4 +83,4 @@ class MathAnswer(AgainstReference):
 
 @functools.cache
 def _workers() -> Workers:
-    return Workers([str(Path(__file__).with_name("maths_worker.py"))])
+    return Workers.of_module("agl.trainer.graders.maths_worker")

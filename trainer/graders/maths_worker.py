@@ -1,22 +1,14 @@
 """The process that compares maths answers for `agl.rewards.MathAnswer`: a JSON line in, a JSON line out.
 
-It is a separate script, because math-verify's limits need a main thread, and an expression such as 9^9^9^9 can block
-the interpreter forever. Limits are in processor time, so that a busy machine changes no grade: after `limit` seconds
-the comparison is given up, after twice that the process dies. The process ends with its standard input.
+math-verify's limits need a main thread, and an expression such as 9^9^9^9 can block the interpreter forever.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-import os
 import re
-import resource
-import signal
-import sys
 from typing import Any
 
-MEMORY_BYTES = 2 << 30
+from agl.trainer.graders.limited_worker import serve
 
 _NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?"
 _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)\s*/\s*(\d+)")
@@ -26,10 +18,6 @@ _AROUND = re.compile(r"\s*=\s*around\s.*", re.S)
 _CHOICE = re.compile(r"\(([A-E])\)")
 _FORMULA = re.compile(r"(?:\\[A-Za-z]+|(?<![A-Za-z])[A-Za-z](?![A-Za-z])|[^A-Za-z$\n])+")
 """A line of LaTeX without its dollars: no words but commands."""
-
-
-class Expired(BaseException):
-    """The processor time is used up; not an `Exception`, which math-verify would swallow."""
 
 
 def final(text: str) -> str:
@@ -79,39 +67,8 @@ def compare(job: dict[str, Any]) -> dict[str, Any]:
     return {"equal": equal}
 
 
-def limited(job: dict[str, Any]) -> dict[str, Any]:
-    """`compare` within the job's limit of processor time and the process's of memory."""
-    signal.setitimer(signal.ITIMER_PROF, job["limit"])
-    signal.setitimer(signal.ITIMER_VIRTUAL, 2 * job["limit"])
-    try:
-        return compare(job)
-    except (Expired, MemoryError, RecursionError):
-        return {"equal": False}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-
-
-def expire(*_: object) -> None:
-    """The handler of SIGPROF."""
-    raise Expired
-
-
 def main() -> None:
     """Serve until standard input ends."""
     import math_verify  # noqa: F401
 
-    logging.disable()
-    sys.set_int_max_str_digits(0)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGPROF, expire)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    print("ready", flush=True)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # it is not read from here on
-    for line in sys.stdin:
-        print(json.dumps(limited(json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    serve(compare, {"equal": False})

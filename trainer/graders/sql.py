@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,5 +150,4 @@ def has_order(query: str) -> bool:
 
 @functools.cache
 def _workers() -> Workers:
-    start = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from agl.trainer.graders import sql_worker as w"
-    return Workers(["-c", f"{start}; w.main()", json.dumps(sys.path)], keep=_KEPT)
+    return Workers.of_module("agl.trainer.graders.sql_worker", keep=_KEPT)

@@ -62,6 +62,12 @@ class Workers:
         self._slots = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
         atexit.register(self.close)
 
+    @classmethod
+    def of_module(cls, module: str, keep: Sequence[str] = ()) -> Workers:
+        """Processes that run `main()` of a module, found where this process finds it."""
+        start = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); import {module} as worker; worker.main()"
+        return cls(["-c", start, json.dumps(sys.path)], keep=keep)
+
     def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
         """The answer to one job. Waits for a free worker; `timeout`, in seconds, starts when there is one.
 
