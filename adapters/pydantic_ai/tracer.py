@@ -195,9 +195,10 @@ def _end(
     output_tools: Collection[str] = (),
 ) -> None:
     if scope is not None:
-        facts = None if response is None else _facts(response, scope.rollout.capture_content)
-        if facts and (answers := [c.tool_call_id for c in response.tool_calls if c.tool_name in output_tools]):
-            facts[semconv.STRUCTURED_ANSWERS] = answers
+        facts = None
+        if response is not None:
+            answers = [c.tool_call_id for c in response.tool_calls if c.tool_name in output_tools]
+            facts = _facts(response, scope.rollout.capture_content) | {semconv.STRUCTURED_ANSWERS: answers or None}
         tracing.end(scope, error=error, attributes=facts)
 
 
