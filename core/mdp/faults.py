@@ -24,6 +24,8 @@ CAUSES: Final = {
     "turns": "it used up its turns",
 }
 """The causes, and what each says of an agent."""
+READING: Final = "reading"
+"""What is said of an exception that reading an answer raises: it is the policy's where the answer was cut."""
 _SHOWN = 160
 """Characters of an exception in one line."""
 
@@ -65,8 +67,9 @@ class Fault:
 def find_fault(index: SpanIndex) -> Fault | None:
     """The policy fault behind an agent's exception; None if the agent did not raise, or no policy caused it.
 
-    An exception after an answer that was cut is the policy's, whatever its class; after a whole answer, one of a class
-    that its framework's adapter names.
+    An exception is the policy's if its framework's adapter names its class, and after an answer that was cut also if
+    reading a text raises such (`agl.agents.registry.answer_error_cause`). Any other is the agent's own or its
+    surroundings', whatever the answer looked like.
     """
     root = index.root
     if root is None or semconv.AGENT_ERROR not in root.attributes:
@@ -75,8 +78,10 @@ def find_fault(index: SpanIndex) -> Fault | None:
     call = _last_call(index, root, error)
     if call is None or call.policy is None or call.error is not None:
         return None
-    cause = "length" if call.finish_reason == "length" else root.attributes.get(semconv.AGENT_ERROR_CAUSE)
-    return None if cause is None else Fault(str(cause), call.agent, call.id, error)
+    cause = root.attributes.get(semconv.AGENT_ERROR_CAUSE)
+    if cause is not None and call.finish_reason == "length":
+        cause = "length"
+    return None if cause in (None, READING) else Fault(str(cause), call.agent, call.id, error)
 
 
 def _last_call(index: SpanIndex, root: Span, error: str) -> Call | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+import requests
 from pydantic import BaseModel
 from running import attempts, say
 from scripted import Asked, ScriptedRollouts, quick_tokenizer
@@ -31,7 +34,7 @@ CUT = quick_tokenizer().encode("a", add_special_tokens=False) * 600
 """An answer that is cut: `ScriptedRollouts` allows 512 tokens."""
 
 
-class NoAnswer(Exception):
+class NoAnswer(ValueError):
     """What an agent raises that wanted a whole answer."""
 
 
@@ -110,6 +113,45 @@ def test_an_exception_after_a_whole_answer_is_the_agents_own(tmp_path: Path) -> 
     with pytest.raises(RolloutError, match="a bug"):
         fit(tmp_path, ["abc"], broken)
     assert [[a.status for a in of] for of in attempts(tmp_path)] == [["failed", "failed"]] * 4
+
+
+class OfTheUser(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "whose"),
+    [
+        (json.JSONDecodeError("no end", "{", 1), "the policy's"),
+        (KeyError("answer"), "the policy's"),
+        (IndexError(), "the policy's"),
+        (AttributeError("'NoneType' object has no attribute 'group'"), "the policy's"),
+        (RuntimeError("the tool server said 500"), "no policy's"),
+        (OfTheUser("out of stock"), "no policy's"),
+        (requests.JSONDecodeError("the tool server sent HTML", "<", 0), "no policy's"),
+        (
+            httpx.HTTPStatusError("500", request=httpx.Request("GET", "http://x"), response=httpx.Response(500)),
+            "no policy's",
+        ),
+        (FileNotFoundError("config.json"), "no policy's"),
+        (TimeoutError("the tool"), "no policy's"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_after_a_cut_answer_it_is_the_policys_if_reading_raises_such(
+    error: Exception, whose: str, wrapped: bool, tmp_path: Path
+) -> None:
+    def agent(task: Any, llm: agl.LLM) -> float:
+        if len(say(llm, task["question"])) > 100:
+            if wrapped:
+                raise OfTheUser("no answer") from error
+            raise error
+        return 1.0
+
+    algorithm = fit(tmp_path, ["a", CUT, "ab", "abc"], agl.rollout(agent), max_attempts=1)
+    assert sum(fault is not None for fault in faults(tmp_path)) == (whose == "the policy's")
+    assert len(algorithm.rewards) == (4 if whose == "the policy's" else 3)
 
 
 def test_a_lost_connection_after_a_cut_answer_is_not_the_policys(tmp_path: Path) -> None:

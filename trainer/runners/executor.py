@@ -23,10 +23,11 @@ from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError
+from agl.mdp.faults import READING
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
 from agl.trainer.http.aio import LoopThread
-from agl.trainer.runners.command import CommandAgent
+from agl.trainer.runners.command import CommandAgent, CommandFailed
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
 
 if TYPE_CHECKING:
@@ -210,7 +211,9 @@ class Executor:
             if isinstance(error, AglError) or _is_infrastructure(error):
                 raise error
             scope.span.set_attribute(semconv.AGENT_ERROR, f"{type(error).__name__}: {error}")
-            if (cause := answer_error_cause(error)) is not None:
+            # Of a program in another language, no more is known than that it failed.
+            cause = READING if isinstance(error, CommandFailed) else answer_error_cause(error)
+            if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
             if agent.error_reward is None:
                 raise error
