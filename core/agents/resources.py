@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from agl.errors import ConfigError
+from agl.errors import ConfigError, DatasetError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -183,9 +184,22 @@ def resource_from_json(value: Mapping[str, Any]) -> Resource:
 
 
 def as_tasks(dataset: Dataset[Any] | Iterable[Any] | None) -> Sequence[Any]:
-    """A dataset as a sequence of tasks; an iterable without an index is read into a list."""
+    """A dataset as a sequence of tasks; an iterable without an index is read into a list.
+
+    Raises:
+        DatasetError: it is no dataset.
+    """
     if dataset is None:
         return []
+    if isinstance(dataset, str | bytes | os.PathLike):
+        raise DatasetError(
+            f"the dataset is {dataset!r}, a text",
+            hint="give its tasks: [json.loads(line) for line in open(path)], or datasets.load_dataset(...)",
+        )
+    if isinstance(dataset, Mapping):
+        raise DatasetError("the dataset is a dict", hint="give a list of tasks, or one of a DatasetDict's splits")
+    if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
+        raise DatasetError(f"the dataset is {dataset!r}", hint="give a list of tasks: any JSON values, usually dicts")
     if isinstance(dataset, Sequence) and not isinstance(dataset, str | bytes):
         return dataset
     if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):

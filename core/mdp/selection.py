@@ -58,8 +58,12 @@ def select(agents: AgentFilter = None, *, option: str = "agents") -> Selection:
         rules = tuple((pattern, policy) for pattern, policy in agents.items())
     elif isinstance(agents, str | re.Pattern) or callable(agents):
         rules = ((cast(AgentPattern, agents), DEFAULT_POLICY),)
-    else:
+    elif isinstance(agents, Iterable):
         rules = tuple((pattern, DEFAULT_POLICY) for pattern in agents)
+    else:
+        raise ConfigError(
+            f"{option}= is {agents!r}", hint="use a name, a glob, re.compile(...), a function of the name, or several"
+        )
     if not rules:
         raise ConfigError(f"{option}= selects no agent", hint="leave it out (None) for all")
     for pattern, policy in rules:

@@ -87,6 +87,13 @@ def _trace_argument(reward: Callable[..., Any]) -> str | None:
         hints = typing.get_type_hints(getattr(function, "__func__", function))
     except (NameError, TypeError):
         hints = {}
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = sum(p.kind in positional for p in parameters)
+    if taken < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise ConfigError(
+            f"the reward function {getattr(reward, '__name__', type(reward).__name__)!r} takes no (task, output)",
+            hint="it is called with a task and what the agent gave for it: def reward(task, output): ...",
+        )
     name = None
     for parameter in parameters[2:]:
         if parameter.kind is parameter.POSITIONAL_ONLY or parameter.kind in (

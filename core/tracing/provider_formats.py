@@ -21,6 +21,33 @@ Json = Mapping[str, Any]
 _SAMPLING = ("temperature", "top_p", "max_tokens")
 
 
+def is_stream(response: Any) -> bool:
+    """Whether an httpx response is a stream of server-sent events."""
+    return response.headers.get("content-type", "").startswith("text/event-stream")
+
+
+def json_values(response: Any, body: bytes) -> list[Any]:
+    """The JSON of an httpx response's body, or of each server-sent event in it (WHATWG HTML, section 9.2).
+
+    The body is encoded as the headers say, and may be cut short. What cannot be read is left out.
+    """
+    headers = {"content-encoding": response.headers.get("content-encoding", "identity")}
+    try:
+        body = type(response)(200, headers=headers, content=body).content
+    except Exception:  # the DecodingError of its version of httpx
+        return []
+    texts = [body]
+    if is_stream(response):
+        blocks = body.replace(b"\r\n", b"\n").split(b"\n\n")
+        lines = ((line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:")) for block in blocks)
+        texts = [b"\n".join(data) for data in lines]
+    values = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            values.append(json.loads(text))
+    return values
+
+
 def request_messages(body: Json) -> dict[str, Any]:
     """The messages of a request, with its system prompt and its tools."""
     facts = write.request_facts(body)
@@ -107,23 +134,10 @@ class ResponseAccumulator:
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
     def received(self, response: Any, body: bytes) -> None:
-        """Add what was received of a body, encoded as the httpx response's headers say.
-
-        Server-sent events: WHATWG HTML, section 9.2. A body that cannot be read adds nothing.
-        """
-        headers = {"content-encoding": response.headers.get("content-encoding", "identity")}
-        try:
-            body = type(response)(200, headers=headers, content=body).content
-        except Exception:  # the DecodingError of its version of httpx
-            return
-        if not response.headers.get("content-type", "").startswith("text/event-stream"):
-            with contextlib.suppress(ValueError):
-                self.whole(json.loads(body))
-            return
-        for block in body.replace(b"\r\n", b"\n").split(b"\n\n"):
-            data = b"\n".join(line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:"))
-            with contextlib.suppress(ValueError):
-                self.event(json.loads(data))
+        """Add what was received of the body of an httpx response. A body that cannot be read adds nothing."""
+        add = self.event if is_stream(response) else self.whole
+        for value in json_values(response, body):
+            add(value)
 
     def whole(self, body: Any) -> None:
         """Add a body that is not a stream."""

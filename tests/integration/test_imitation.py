@@ -135,7 +135,7 @@ def test_a_condition_that_keeps_nothing_says_what_was_seen(tiny_policy: Path, re
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": "runs/a"}, "data= is a str"),
+        ({"data": "runs/a"}, "data is 'runs/a'"),
         ({"epochs": None}, "needs either steps= or epochs="),
         ({"batch_size": 0}, "batch_size is 0"),
     ],

@@ -31,7 +31,7 @@ def test_a_sum_reports_its_parts() -> None:
     assert grader(TASK, "The cat") == {"reward": 0.8, "exact_match": 1.0, "format": 0.0}
     assert grader.range == (0.0, 1.0)
     assert Weighted({"a": (2, ExactMatch()), "b": (-1, ToolSuccess(failure=-1))}).range == (-1, 3)
-    assert Weighted({"f": (1, len)}).range == (-math.inf, math.inf)
+    assert Weighted({"f": (1, lambda task, output: 0.0)}).range == (-math.inf, math.inf)
 
 
 def test_the_same_grader_twice_has_two_names() -> None:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from agl.errors import ConfigError, reject_unknown
+from agl.errors import ConfigError, reject_unknown, require_types
 from agl.mdp.types import Transition
 from agl.trainer.local.config import Attention, Autocast, EngineName, Quantize
 from agl.trainer.objectives import Estimator, KLKind, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.advantages import Shaping
+from agl.trainer.run.config import RunConfig
 
 T = TypeVar("T", bound=type)
 GROUPS: dict[str, type] = {}
@@ -89,7 +91,7 @@ class Device:
 
     Attributes:
         device: device of the policy: "cpu", "cuda", "mps" or "auto" (cuda where there is a GPU, else the CPU).
-        dtype: dtype of the weights: "float32", "bfloat16", "float16" or "auto" (by the device).
+        dtype: dtype of the weights: "float32", "bfloat16" or "auto" (by the device).
         quantize: hold the frozen model of LoRA in "4bit" or "8bit"; None = in `dtype`.
         engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
         gpu_memory: share of the GPU's memory that "vllm" takes; None = 0.4. While the learner works it is the
@@ -200,6 +202,9 @@ class Loss:
     value_learning_rate: float | None = None
 
 
+_OF_TRAINER = {f.name: "agl.Trainer" for f in fields(RunConfig)}
+
+
 def grouped_options(cls: T) -> T:
     """Class decorator of an algorithm: as `checked_options`, and the settings of groups may come in these.
 
@@ -212,7 +217,7 @@ def grouped_options(cls: T) -> T:
 
     @functools.wraps(original)
     def __init__(self: Any, **options: Any) -> None:
-        reject_unknown(options, {*flat, *groups}, cls.__name__, getattr(cls, "renamed", None))
+        reject_unknown(options, {*flat, *groups}, cls.__name__, getattr(cls, "renamed", None), _OF_TRAINER)
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
         for name, value in options.items():
@@ -230,6 +235,9 @@ def grouped_options(cls: T) -> T:
                     )
                 places[option] = f"{name}={value!r}"
             values |= written
+        if isinstance(values.get("model"), os.PathLike):
+            values["model"] = os.fspath(values["model"])
+        require_types(values, cls)
         original(self, **values)
 
     shown = [p for name, p in signature.parameters.items() if name not in rare]

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from agl.errors import ConfigError
 from agl.mdp.types import Call, Trajectory
 from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
@@ -39,11 +38,6 @@ class SFT(LocalTraining):
 
     def __post_init__(self) -> None:
         require_positive(batch_size=self.batch_size)
-        if not isinstance(self.data, Traces):
-            raise ConfigError(
-                f"data= is a {type(self.data).__name__}",
-                hint='for example agl.traces("runs/a", where=agl.reward() >= 1)',
-            )
         LocalTraining.__post_init__(self)
 
     def _learner_settings(self) -> dict[str, Any]:

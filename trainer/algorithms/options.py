@@ -6,7 +6,6 @@ An option is one word. In the file it stands in its section; everywhere else it 
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import typing
@@ -18,7 +17,6 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from agl import credit as credits
 from agl.credit import Credit
 from agl.errors import ConfigError, nearest
 from agl.extras import missing
@@ -32,7 +30,7 @@ from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
 from agl.trainer.algorithms.settings import RENAMED
 from agl.trainer.local.config import EngineName, LoraSpec
-from agl.trainer.run.config import RunConfig
+from agl.trainer.run.config import RunConfig, bare_word, credit_of_text
 
 ALGORITHMS: Mapping[str, type[LocalTraining]] = {
     "grpo": GRPO,
@@ -84,7 +82,6 @@ _AS_TEXT: Mapping[str, Any] = {
     "log": str | list[str],
 }
 """Settings that are objects in Python -> what stands for them here: an adapter's rank, an engine's URL, ..."""
-_CREDITS = ("Uniform", "Discounted", "PerCall", "PerAgent", "Cooperative", "Competitive", "TurnGroups")
 
 
 @dataclass(frozen=True)
@@ -298,19 +295,7 @@ class Settings:
         Raises:
             ConfigError: there is no such credit, or it has no such options.
         """
-        text, origin = self.values.get("credit", "uniform"), self.origins.get("credit", "credit")
-        match = re.fullmatch(r"\s*([\w-]+)\s*(\(.*\))?\s*", text)
-        by_word = {_word(name): name for name in _CREDITS}
-        if match is None or _word(match[1]) not in by_word:
-            raise ConfigError(f"{origin}: there is no credit {text!r}", hint=nearest(text, by_word))
-        try:
-            call = ast.parse(f"f{match[2] or '()'}", mode="eval").body
-            assert isinstance(call, ast.Call)
-            values = [ast.literal_eval(value) for value in call.args]
-            options = {str(option.arg): ast.literal_eval(option.value) for option in call.keywords}
-            return getattr(credits, by_word[_word(match[1])])(*values, **options)
-        except (SyntaxError, ValueError, TypeError) as error:
-            raise ConfigError(f"{origin}: credit {text!r}: {error}", hint="for example discounted(0.9)") from None
+        return credit_of_text(self.values.get("credit", "uniform"), self.origins.get("credit", "credit"))
 
     def run_options(self) -> dict[str, Any]:
         """What `agl.Trainer` is given, whoever starts the run."""
@@ -371,7 +356,7 @@ def algorithm_class(name: str | None, origin: str = "algorithm") -> type[LocalTr
     Raises:
         ConfigError: there is no such algorithm.
     """
-    word = _word(name or "").replace("++", "plusplus")
+    word = bare_word(name or "").replace("++", "plusplus")
     if word not in ALGORITHMS:
         script_only = {"verl": "VERL", "gepa": "GEPA", "apo": "APO", "baseline": "Baseline"}
         hint = f"agl.{script_only[word]} is used in a script" if word in script_only else nearest(word, ALGORITHMS)
@@ -387,10 +372,6 @@ def _device(gpus: Any, origin: str) -> str:
             hint="device: cpu or cuda; for several, train with algorithm=agl.VERL(config) in a script",
         )
     return "cuda" if gpus else "cpu"
-
-
-def _word(name: str) -> str:
-    return re.sub(r"[-_ ]", "", name.lower())
 
 
 def _checked(kind: TypeAdapter[Any], name: str, value: Any, origin: str) -> Any:

@@ -54,8 +54,6 @@ class DPO(LocalTraining):
 
     def __post_init__(self) -> None:
         require_positive(batch_size=self.batch_size, group_size=self.group_size)
-        if self.data is not None and not isinstance(self.data, Traces):
-            raise ConfigError(f"data= is a {type(self.data).__name__}", hint='for example agl.traces("runs/a")')
         if self.data is not None and self.data.weight is not None:
             raise ConfigError("DPO takes no weights", hint="leave out weight= of agl.traces, or use agl.SFT")
         if self.data is None and self.group_size < 2:

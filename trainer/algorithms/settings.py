@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
@@ -10,8 +11,9 @@ from agl.agents.prompts import load_prompts, prompts_digest
 from agl.errors import ConfigError, nearest
 from agl.extras import TRAINING, require
 from agl.trainer.algorithms.groups import Device, Loss, Optimizer, Sampling
-from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec
+from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec, require_dtype
 from agl.trainer.local.policy import PolicySpec
+from agl.trainer.local.prepared import template_text
 from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
 from agl.trainer.objectives.advantages import GROUPED
 from agl.trainer.run.config import require_positive
@@ -92,6 +94,11 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
             raise ConfigError(f"{type(self).__name__} needs either steps= or epochs=", hint="for example steps=200")
         if self.attention is not None:
             _require_known("attention", self.attention, Attention)
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", str(self.device)):
+            raise ConfigError(f"device={self.device!r} is not known", hint="use auto, cpu, cuda, cuda:1 or mps")
+        require_dtype(self.dtype)
+        if self.chat_template is not None:
+            template_text(self.chat_template)
         self._check_engine()
         # Checks the learner's settings.
         self.policy_spec(seed=0, steps=self.steps or self.warmup_steps + 1)

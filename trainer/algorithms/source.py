@@ -60,6 +60,8 @@ class Source:
             DatasetError: there is none.
         """
         require_tasks(run.train, "the training dataset")
+        if (batch_size or 0) > len(run.train):
+            run.progress.note(f"batch_size={batch_size} is more than the {len(run.train)} tasks: a step has some twice")
         batches = Batches(run.train, batch_size or len(run.train), run.seed)
         steps = steps or settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
         return cls(batches, steps, group_size, max_staleness)

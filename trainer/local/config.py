@@ -198,6 +198,12 @@ class Policy:
         _require(self.lr is None or self.lr > 0, "lr", self.lr, "above 0")
 
 
+def require_dtype(name: str) -> None:
+    """Raise `ConfigError` for a dtype that weights cannot have."""
+    if name not in ("auto", "bfloat16", "float32"):
+        raise ConfigError(f"dtype={name!r} is not supported", hint="choose auto, float32 or bfloat16")
+
+
 def _require(holds: bool, name: str, value: Any, what: str) -> None:
     if not holds:
         raise ConfigError(f"{name}={value!r} must be {what}", hint=f"choose another {name}")

@@ -14,8 +14,9 @@ from typing import Any, get_args
 import torch
 
 from agl.errors import ConfigError, ModelLoadError, nearest
-from agl.trainer.local.config import Attention, LoraSpec, Quantize
+from agl.trainer.local.config import Attention, LoraSpec, Quantize, require_dtype
 from agl.trainer.local.memory import require_memory
+from agl.trainer.local.prepared import require_local_model
 from agl.trainer.local.tokenizer import load, load_config, load_tokenizer
 
 __all__ = ["LoadedPolicy", "LoraSpec", "load_policy", "save_model"]
@@ -223,26 +224,23 @@ def choose_device(name: str) -> torch.device:
 
 
 def _dtype(name: str, device: torch.device, lora: LoraSpec | None) -> torch.dtype:
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    require_dtype(name)
     if name == "auto":
         return torch.bfloat16 if lora is not None and device.type == "cuda" else torch.float32
-    if name not in kinds:
-        raise ConfigError(f"dtype={name!r} is not supported", hint=f"choose auto, {' or '.join(kinds)}")
-    if lora is None and kinds[name] != torch.float32:
+    dtype = getattr(torch, name)
+    if lora is None and dtype != torch.float32:
         raise ConfigError(
             f"dtype={name!r} for weights in training: small updates would be rounded away",
             hint="leave dtype at auto (the learner computes in bfloat16 on cuda by itself), or train with LoRA",
         )
-    return kinds[name]
+    return dtype
 
 
 def _check_files(name: str) -> None:
     """Say what a local directory lacks; a name that looks like a path must be one."""
+    require_local_model(name)
     directory = Path(name).expanduser()
     if not directory.exists():
-        looks_local = name.startswith((".", "~", os.sep)) or name.count("/") > 1
-        if looks_local or not name:
-            raise ModelLoadError("no such directory", hint="give a model directory or a hub id", path=name)
         return
     if not directory.is_dir():
         raise ModelLoadError("not a directory", hint="give the directory that holds config.json", path=name)

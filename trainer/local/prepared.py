@@ -39,7 +39,7 @@ def model_directory(model: str | os.PathLike[str], chat_template: str | None = N
     """
     directory = policy_directory(os.fspath(model))
     file = gguf_file(directory)
-    template = None if chat_template is None else _template(chat_template)
+    template = None if chat_template is None else template_text(chat_template)
     if file is None and template is None:
         return directory
     source = str(file or directory)
@@ -49,6 +49,13 @@ def model_directory(model: str | os.PathLike[str], chat_template: str | None = N
     return str(target)
 
 
+def require_local_model(name: str) -> None:
+    """Raise `ModelLoadError` for a name that looks like a path, of which there is none."""
+    looks_local = name.startswith((".", "~", os.sep)) or name.count("/") > 1
+    if (looks_local or not name) and not Path(name).expanduser().exists():
+        raise ModelLoadError("no such directory", hint="give a model directory or a hub id", path=name)
+
+
 def cache_directory() -> Path:
     """Where agl keeps what can be made again: `$AGL_CACHE`, or `agl` in the user's cache."""
     if own := os.environ.get(CACHE_VARIABLE):
@@ -56,7 +63,12 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "agl"
 
 
-def _template(name: str) -> str:
+def template_text(name: str) -> str:
+    """The text of a chat template, by its name or its file.
+
+    Raises:
+        ConfigError: there is no such template, or it is no Jinja template.
+    """
     from jinja2 import Environment, TemplateSyntaxError
 
     path = TEMPLATES / f"{name}.jinja" if name in TEMPLATE_NAMES else Path(name).expanduser()

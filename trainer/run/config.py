@@ -5,14 +5,16 @@ Invariant: a value that could not be used is refused here, before anything is st
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
+from agl import credit as credits
 from agl.agents.agent import Tracer
 from agl.agents.hooks import Hook
 from agl.credit import Credit, Uniform
@@ -28,8 +30,10 @@ from agl.trainer.run.group_reward import require_group_reward
 from agl.trainer.runners.options import RayRunners, Runners
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.runners.remote.runner import PATIENCE_SECONDS
+from agl.trainer.store import require_known_store
 from agl.trainer.store.base import Store
 
+_CREDITS = ("Uniform", "Discounted", "PerCall", "PerAgent", "Cooperative", "Competitive", "TurnGroups")
 LOOPBACK = "127.0.0.1"
 _UNRECORDED = {"recorded": False}
 """Settings that the store does not keep with the run."""
@@ -118,7 +122,7 @@ class RunConfig:
         resolved = {
             "selection": select(self.agents),
             "policies": dict(self.policies or {}),
-            "credit": self.credit or Uniform(),
+            "credit": _credit(self.credit),
             "air": rule_set(self.air),
             "runners": RayRunners() if self.runners == "ray" else self.runners,
             "runner_key": self.runner_key or os.environ.get("AGL_RUNNER_KEY"),
@@ -134,6 +138,8 @@ class RunConfig:
             silent_seconds=self.silent_seconds,
             gateways=self.gateways,
         )
+        if isinstance(self.store, str):
+            require_known_store(self.store)
         require_group_reward(self.group_reward, capture_content=self.capture_content)
         if not isinstance(self.runners, RayRunners) and self.runners not in get_args(Runners):
             raise ConfigError(f"runners={self.runners!r}", hint=nearest(str(self.runners), get_args(Runners)))
@@ -161,6 +167,40 @@ class RunConfig:
                 )
             if not isinstance(policy, Policy):
                 raise ConfigError(f"policies= maps {name!r} to {policy!r}", hint="map it to agl.Policy(...)")
+
+
+def _credit(credit: Any) -> Credit:
+    if isinstance(credit, str):
+        return credit_of_text(credit, "credit=")
+    if isinstance(credit, type) or not (credit is None or callable(credit)):
+        name = credit.__name__ if isinstance(credit, type) else "Discounted"
+        raise ConfigError(f"credit= is {credit!r}", hint=f"give a rule: agl.credit.{name}(...)")
+    return cast(Credit, credit or Uniform())
+
+
+def credit_of_text(text: str, origin: str) -> Credit:
+    """A rule of `agl.credit` by its name, with or without its options: "discounted(0.9)".
+
+    Raises:
+        ConfigError: there is no such rule, or it has no such options; the message begins with `origin`.
+    """
+    match = re.fullmatch(r"\s*([\w-]+)\s*(\(.*\))?\s*", text)
+    by_word = {bare_word(name): name for name in _CREDITS}
+    if match is None or bare_word(match[1]) not in by_word:
+        raise ConfigError(f"{origin}: there is no credit {text!r}", hint=nearest(text, by_word))
+    try:
+        call = ast.parse(f"f{match[2] or '()'}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        values = [ast.literal_eval(value) for value in call.args]
+        options = {str(option.arg): ast.literal_eval(option.value) for option in call.keywords}
+        return getattr(credits, by_word[bare_word(match[1])])(*values, **options)
+    except (SyntaxError, ValueError, TypeError) as error:
+        raise ConfigError(f"{origin}: credit {text!r}: {error}", hint="for example discounted(0.9)") from None
+
+
+def bare_word(name: str) -> str:
+    """A name in lower case, without dashes, underscores and spaces."""
+    return re.sub(r"[-_ ]", "", name.lower())
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -11,16 +12,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import IO, Any, Concatenate, ParamSpec
+from typing import IO, Any, Concatenate, ParamSpec, cast
 
 from agl._version import __version__
 from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
-from agl.errors import CheckpointError, ConfigError, reject_unknown
+from agl.errors import CheckpointError, ConfigError, reject_unknown, require_types
 from agl.rewards.air import rule_set
 from agl.trainer.http.aio import run_in_thread
+from agl.trainer.local.prepared import require_local_model
 from agl.trainer.loggers.base import Tracker
 from agl.trainer.loggers.choose import as_loggers
 from agl.trainer.loggers.threads import Loggers
@@ -36,6 +38,7 @@ from agl.trainer.run.run import Algorithm, Run, Serve
 from agl.trainer.runners.loading import load_agent
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store
+from agl.trainer.store.sql.codec import dumps
 from agl.trainer.store.types import TrainingRun
 
 SHOWN_STEPS = 8
@@ -123,6 +126,7 @@ class _Launch:
 
 
 P = ParamSpec("P")
+log = logging.getLogger("agl")
 
 
 def _takes(
@@ -132,10 +136,16 @@ def _takes(
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         known = list(signature(arguments).parameters.values())
+        kinds = cast(type, arguments)
 
         @functools.wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            reject_unknown(kwargs, (p.name for p in known), type(self).__name__)
+            algorithm = args[0] if args else kwargs.get("algorithm")
+            of_class = is_dataclass(algorithm) and not isinstance(algorithm, type)
+            theirs = signature(type(algorithm)).parameters if of_class else ()
+            owners = {name: f"agl.{type(algorithm).__name__}" for name in theirs}
+            reject_unknown(kwargs, (p.name for p in known), type(self).__name__, owners=owners)
+            require_types(kwargs, kinds)
             init(self, *args, **kwargs)
 
         checked.__signature__ = Signature([Parameter("self", Parameter.POSITIONAL_ONLY), *known])  # type: ignore
@@ -161,7 +171,7 @@ class Trainer:
 
     @_takes(_Arguments)
     def __init__(self, algorithm: Algorithm, **settings: Any) -> None:
-        if not isinstance(algorithm, Algorithm):
+        if isinstance(algorithm, type) or not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
         self.algorithm = algorithm
         prompts = settings.get("prompts") or getattr(algorithm, "prompts", None)
@@ -200,7 +210,7 @@ class Trainer:
             AglError: what went wrong, where, and what to do.
             KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
         """
-        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
+        train, val = _as_tasks(train_dataset, val_dataset)
         return self._drive(self._prepare(agent, train, val, resume=resume), train, val)
 
     def dev(self, agent: Any, dataset: Dataset[Any] | Iterable[Any], n_tasks: int = 3) -> Result:
@@ -226,7 +236,7 @@ class Trainer:
             run_id: of the run; None = a new one. serve: makes the gateway reachable; None: a server for this run.
             progress: receives the run's progress; None: as `Trainer(progress=)` says.
         """
-        train, val = as_tasks(train_dataset), as_tasks(val_dataset)
+        train, val = _as_tasks(train_dataset, val_dataset)
         launch = self._prepare(agent, train, val, resume=resume, run_id=run_id, progress=progress)
         with switched_on(launch.tracers), launch.lock or nullcontext():
             return await self._run(launch, train, val, serve=serve)
@@ -366,6 +376,12 @@ class Trainer:
             payload = pack(
                 Payload(sent, self.tracers, as_tuple(config.hooks), config.selection, config.initial_resources)
             )
+        for tasks, name in ((train, "a training task"), (val, "a validation task")):
+            for index, task in enumerate(tasks):
+                dumps(task, name, index=index)
+        model = getattr(self.algorithm, "model", None)
+        if isinstance(model, str) and not resume:
+            require_local_model(model)
         if (air := rule_set(config.air)) is not None:
             air.require(capture_content=config.capture_content)
         require_descriptors(config.n_workers)
@@ -400,6 +416,13 @@ class Trainer:
         # Worker processes switch their own on.
         tracers = () if payload is not None else (*self.tracers, *runnable.tracers)
         return _Launch(run_id, directory, runnable, payload, tracers, progress or Progress(self.progress), resume, lock)
+
+
+def _as_tasks(train: Any, val: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    tasks, measured = as_tasks(train), as_tasks(val)
+    if val is not None and not len(measured):
+        log.warning("val_dataset= is empty, so nothing is measured")
+    return tasks, measured
 
 
 async def _report(run: Run, results: Sequence[RolloutResult]) -> None:

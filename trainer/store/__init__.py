@@ -6,6 +6,17 @@ from agl.errors import ConfigError
 from agl.trainer.store.base import Store
 
 
+def require_known_store(url: str) -> None:
+    """Raise `ConfigError` for the URL of a kind of store that there is not."""
+    scheme = url.partition(":")[0].partition("+")[0]
+    if "://" in url and scheme not in ("http", "https", "sqlite", "postgresql", "postgres"):
+        raise ConfigError(
+            f"no store knows URLs that begin with {scheme}:",
+            hint="use sqlite:///run.db, postgresql://user:password@host/database or http://host:4747",
+            store=url,
+        )
+
+
 async def open_store(url: str | None = None) -> Store:
     """Open a store; its tables are created or upgraded.
 
@@ -19,17 +30,12 @@ async def open_store(url: str | None = None) -> Store:
         StoreVersionError: a newer version of agl wrote the store.
         StoreError: the store cannot be opened, or is not an agl store.
     """
+    require_known_store(url or "")
     scheme = (url or "").partition(":")[0].partition("+")[0]
     if scheme in ("http", "https"):
         from agl.trainer.store.http.client import HttpStore
 
         return await HttpStore.open(str(url))
-    if "://" in (url or "") and scheme not in ("sqlite", "postgresql", "postgres"):
-        raise ConfigError(
-            f"no store knows URLs that begin with {scheme}:",
-            hint="use sqlite:///run.db, postgresql://user:password@host/database or http://host:4747",
-            store=url,
-        )
     # Importing SQLAlchemy is slow; users of the interface alone do without it.
     from agl.trainer.store.sql.store import SqlStore
 

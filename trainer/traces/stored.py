@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from agl.errors import ConfigError, NoTrainableDataError, checked_options, nearest
 from agl.mdp.conditions import Where, condition
@@ -47,6 +47,8 @@ class Traces:
     Raises:
         ConfigError: an unknown option, or an impossible value. StoreError: there is no such store.
     """
+
+    written: ClassVar[str] = 'agl.traces("runs/a", where=agl.reward() >= 1)'
 
     stores: str | Path | Sequence[str | Path] | None = None
     where: Where = None

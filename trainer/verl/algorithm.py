@@ -69,6 +69,11 @@ class VERL:
             )
         self.update_timeout = update_timeout
         self.backend, self._why = _choose(backend)
+        if self.backend == "local" and backend == "auto" and (gpus := common.get("gpus")):
+            raise ConfigError(
+                f"gpus={gpus} is for verl, Ray, vLLM and TransferQueue; {self._why}",
+                hint=f"{install_line('verl')}; or leave gpus out: backend='local' trains as GRPO on this machine",
+            )
         self.tracking, settings = loggers.split({**expand(common), **rename(flatten(config or {}))})
         self.plan = read(settings)
         if self.backend == "local":

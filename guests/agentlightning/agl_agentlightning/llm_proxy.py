@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import secrets
 import urllib.parse
@@ -25,13 +24,14 @@ from starlette.types import Receive, Scope, Send
 from agl.errors import ConfigError, GatewayError
 from agl.mdp.spans import Span
 from agl.tracing.inferred import SpanInference
+from agl.tracing.provider_formats import json_values
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.http.browsers import is_loopback
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
-from agl.trainer.runners.recording_proxy import RecordingProxy, decoded, forwarded_headers, json_events
+from agl.trainer.runners.recording_proxy import RecordingProxy, forwarded_headers
 from agl_agentlightning import types as T
 from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.missing import refuse
@@ -280,15 +280,9 @@ class _Forwarder(RecordingProxy):
         return base, headers, body
 
     def _further_facts(self, call: Any, answer: httpx.Response, body: bytes) -> dict[str, Any]:
-        try:
-            text = decoded(answer, body)
-            is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
-            parts = json_events(text) if is_stream else [json.loads(text)]
-        except (httpx.DecodingError, ValueError):
-            return {}
         prompt: list[int] = []
         response: list[int] = []
-        for part in parts:
+        for part in json_values(answer, body):
             choices = part.get("choices") if isinstance(part, dict) else None
             if choices:
                 prompt = part.get("prompt_token_ids") or choices[0].get("prompt_token_ids") or prompt
