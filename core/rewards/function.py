@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import traceback
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from agl.errors import ConfigError
+from agl.errors import AglError, ConfigError
 from agl.rewards.trace import Trace
 
 
@@ -66,15 +68,41 @@ class RewardCaller:
 
     def __call__(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The function's result."""
-        return self.reward(task, output, **self._trace_keyword(trace))
+        with self._named():
+            return self.reward(task, output, **self._trace_keyword(trace))
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The same, awaited if the function is async."""
-        value = (self._awaitable or self.reward)(task, output, **self._trace_keyword(trace))
-        return await value if inspect.isawaitable(value) else value
+        with self._named():
+            value = (self._awaitable or self.reward)(task, output, **self._trace_keyword(trace))
+            return await value if inspect.isawaitable(value) else value
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """An exception of the function's own says whose it is (`raised_by`)."""
+        try:
+            yield
+        except AglError:
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            error.__dict__[_RAISED_BY] = f"the reward {_name(self.reward)!r} ({place.filename}:{place.lineno})"
+            raise
 
     def _trace_keyword(self, trace: Trace | None) -> dict[str, Any]:
         return {} if self._trace is None else {self._trace: Trace.now() if trace is None else trace}
+
+
+_RAISED_BY = "agl_raised_by"
+
+
+def raised_by(error: BaseException) -> str | None:
+    """The reward function that raised this exception, and where; None if an agent did."""
+    return getattr(error, _RAISED_BY, None)
+
+
+def _name(reward: Callable[..., Any]) -> str:
+    return getattr(reward, "__name__", type(reward).__name__)
 
 
 def _trace_argument(reward: Callable[..., Any]) -> str | None:
@@ -91,7 +119,7 @@ def _trace_argument(reward: Callable[..., Any]) -> str | None:
     taken = sum(p.kind in positional for p in parameters)
     if taken < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
         raise ConfigError(
-            f"the reward function {getattr(reward, '__name__', type(reward).__name__)!r} takes no (task, output)",
+            f"the reward function {_name(reward)!r} takes no (task, output)",
             hint="it is called with a task and what the agent gave for it: def reward(task, output): ...",
         )
     name = None
@@ -106,8 +134,7 @@ def _trace_argument(reward: Callable[..., Any]) -> str | None:
             name = parameter.name
         elif parameter.default is parameter.empty:
             raise ConfigError(
-                f"the reward function {getattr(reward, '__name__', type(reward).__name__)!r} has an argument "
-                f"{parameter.name!r} that agl cannot fill",
+                f"the reward function {_name(reward)!r} has an argument {parameter.name!r} that agl cannot fill",
                 hint="it gets (task, output), and what the attempt did if an argument is named `trace`",
             )
     return name

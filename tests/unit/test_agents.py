@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import ScriptedRollouts
 
 import agl
 from agl import LLM, LitAgent, PromptTemplate, RolloutInfo
@@ -178,3 +180,27 @@ def test_datasets_are_anything_with_items() -> None:
     assert [*as_tasks(x for x in "ab")] == ["a", "b"]
     assert [*as_tasks(None)] == []
     assert isinstance(Indexed(), agl.Dataset)
+
+
+@pytest.mark.parametrize("error_reward", [None, -1.0])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reward_that_raises_is_named_as_the_reward(
+    is_async: bool, error_reward: float | None, tmp_path: Path
+) -> None:
+    def score(task: Any, output: Any) -> float:
+        return task["missing"]
+
+    async def ascore(task: Any, output: Any) -> float:
+        return task["missing"]
+
+    async def clerk(task: Any) -> str:
+        return "x"
+
+    wrapped = agl.wrap(clerk, ascore if is_async else score, error_reward=error_reward)
+    trainer = agl.Trainer(ScriptedRollouts(lambda asked: "x"), directory=tmp_path, progress=False, max_attempts=1)
+    with pytest.raises(agl.AglError) as raised:
+        trainer.fit(wrapped, [{"q": 1}])
+    name = "ascore" if is_async else "score"
+    assert f"the reward {name!r} ({__file__}:" in raised.value.message
+    assert "of agent 'clerk' raised KeyError: 'missing'" in raised.value.message
+    assert "low reward for an output that it cannot read" in (raised.value.hint or "")

@@ -26,6 +26,7 @@ from agl.errors import AglError, CaptureError, ConfigError, RewardError, Rollout
 from agl.mdp.faults import READING
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
+from agl.rewards.function import raised_by
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.runners.command import CommandAgent, CommandFailed
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
@@ -215,7 +216,8 @@ class Executor:
             cause = READING if isinstance(error, CommandFailed) else answer_error_cause(error)
             if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
-            if agent.error_reward is None:
+            # It would hide a fault of the reward function.
+            if agent.error_reward is None or raised_by(error) is not None:
                 raise error
             scope.span.record_exception(error)
             record_outcome(scope, Outcome(agent.error_reward, f"{type(error).__name__}: {error}"))
@@ -279,7 +281,10 @@ class Executor:
             return error
         what = f"agent {self.agent.name!r} raised {type(error).__name__}: {error}"
         hint = "this attempt will be retried; if all fail, the rollout is excluded from its group"
-        if not _is_infrastructure(error):
+        if (reward := raised_by(error)) is not None:
+            what = f"{reward} of {what}"
+            hint = f"correct it, or return a low reward for an output that it cannot read; {hint}"
+        elif not _is_infrastructure(error):
             hint += ". agl.wrap(..., error_reward=x) gives it a reward instead"
         elif (call := _failed_call(error, spans)) is not None:
             url = call.attributes.get(semconv.URL, "its model")
