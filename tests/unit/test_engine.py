@@ -70,6 +70,38 @@ def test_half_precision_stays_near_the_full_forward_pass(kind):
     np.testing.assert_allclose(answer.logprobs, reference(expected, prompt, answer, sampling), atol=0.2)
 
 
+def test_an_owner_of_many_requests_does_not_starve_the_others(model):
+    """The engine is full of one owner's long answers, and more of them wait; others come in at once nevertheless."""
+    engine = engine_for(model, max_batch=4)
+    greedy = [Sampling(max_tokens=60, seed=i) for i in range(12)]
+    asked = prompts(len(greedy))
+    for i, sampling in enumerate(greedy):
+        engine.submit(i, asked[i], sampling, owner="greedy")
+    answers = {event.request_id: event.completion for _ in range(5) for event in engine.step()}
+    for i, prompt in enumerate(prompts(3), start=100):
+        engine.submit(i, prompt, Sampling(max_tokens=4, seed=i), owner=f"modest {i}")
+    steps = 0
+    while not {100, 101, 102} <= answers.keys():
+        answers |= {event.request_id: event.completion for event in engine.step()}
+        steps += 1
+    assert steps <= 6, "as many as one of them needs, and one or two to let them in"
+    answers |= finish(engine)
+    for i, sampling in enumerate(greedy):
+        assert answers[i].token_ids.size == 60
+        np.testing.assert_allclose(answers[i].logprobs, reference(model, asked[i], answers[i], sampling), atol=1e-4)
+
+
+def test_waiting_requests_are_let_in_one_of_each_owner_in_turn(model):
+    engine = engine_for(model, max_batch=2)
+    asked = prompts(6)
+    for i, owner in enumerate(["a", "a", "a", "a", "b", "c"]):
+        engine.submit(i, asked[i], Sampling(max_tokens=3, seed=i), owner=owner)
+    ended = [event.request_id for _ in range(20) if engine.has_work for event in engine.step()]
+    assert {*ended[:2]} == {0, 4}
+    assert {*ended[2:4]} == {1, 5} or {*ended[2:4]} == {2, 5}
+    assert sorted(ended) == list(range(6))
+
+
 def test_attention_is_replaced_only_where_the_logits_stay():
     for architecture in ("llama", "qwen2", "qwen3", "mistral"):
         assert agrees(tiny_model(architecture), CPU)

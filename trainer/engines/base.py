@@ -50,12 +50,14 @@ class Request:
         sampling: the parameters of the answer.
         policy: name of the policy that answers; None for an engine that serves only one.
         session: the conversation that the call belongs to, for engines that keep each on one server.
+        owner: who asks, such as an attempt, for engines that let those who wait in by turns.
     """
 
     prompt_ids: IntArray
     sampling: Sampling
     policy: str | None = None
     session: str | None = None
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

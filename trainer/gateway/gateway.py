@@ -304,7 +304,8 @@ class Gateway:
             on_tokens(choice, ids)
 
         completion = await served.engine.generate(
-            Request(choice.prompt, sampling, served.name, session), on_tokens=on_sampled if on_tokens else None
+            Request(choice.prompt, sampling, served.name, session, f"{access.rollout_id}/{access.attempt}"),
+            on_tokens=on_sampled if on_tokens else None,
         )
         parsed = await _off_loop(
             completion.token_ids.size,

@@ -80,7 +80,9 @@ class Worker:
         """Sample one answer; its tokens are emitted as they come, if `stream`."""
         request_id = next(self._ids)
         assert request.policy is not None
-        self._engine.submit(request_id, request.prompt_ids, request.sampling, stream, request.policy)
+        self._engine.submit(
+            request_id, request.prompt_ids, request.sampling, stream, request.policy, owner=request.owner
+        )
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda done: self._engine.abort(request_id) if done.cancelled() else None)
         self._answers[request_id] = answer, emit

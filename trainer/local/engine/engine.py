@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class _Row:
     uniforms: UniformStream
     stop_ids: frozenset[int]
     stop_texts: StopTexts | None
+    owner: str | None = None
     version: int | None = None
     cached: int = 0
     reused: int | None = None
@@ -143,8 +145,10 @@ class LocalEngine:
         sampling: Sampling,
         stream: bool = False,
         policy: str = DEFAULT_POLICY,
+        owner: str | None = None,
     ) -> None:
         """Queue a request. Its events carry `request_id`, which must not be in use; `stream` asks for `Tokens` events.
+        Those of different owners are let in by turns.
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
@@ -169,6 +173,7 @@ class LocalEngine:
                 uniforms=UniformStream(sampling.seed),
                 stop_ids=frozenset(sampling.stop_token_ids),
                 stop_texts=StopTexts(sampling.stop, self._tokenizer) if sampling.stop else None,
+                owner=owner,
             )
         )
 
@@ -215,6 +220,7 @@ class LocalEngine:
         events, self._events = self._events, []
         with self._slots.computing():
             try:
+                self._make_room()
                 while self._waiting and self._admit(events):
                     pass
                 if self._running:
@@ -263,10 +269,9 @@ class LocalEngine:
         base = len(self._running)
         longest = max((row.longest for row in self._running), default=0)
         admissible: list[_Row] = []
-        for row in itertools.islice(self._waiting, self.max_batch - base):
+        for row in itertools.islice(self._in_turn(), self.max_batch - base):
             longest = max(longest, row.longest)
-            rows = base + len(admissible)
-            if rows and (rows + 1) * longest > self._cache_tokens:
+            if self._full(base + len(admissible), longest):
                 break
             admissible.append(row)
         if not admissible:
@@ -293,6 +298,39 @@ class LocalEngine:
                 row.reused = row.cached
         self._sample(base, self._prefill(base, newcomers), events)
         return True
+
+    def _full(self, rows: int, longest: int) -> bool:
+        """Whether slots or memory are too few for one more row, if each may hold `longest` tokens."""
+        return rows >= self.max_batch or (rows > 0 and (rows + 1) * longest > self._cache_tokens)
+
+    def _in_turn(self) -> Iterator[_Row]:
+        """The waiting rows, one of each owner in turn, those of the owners with the fewest running rows first."""
+        if len(self._running) >= self.max_batch:
+            return iter(())
+        rows, ranks = Counter(row.owner for row in self._running), []
+        for row in self._waiting:
+            ranks.append(rows[row.owner])
+            rows[row.owner] += 1
+        return (row for _, row in sorted(zip(ranks, self._waiting, strict=True), key=itemgetter(0)))
+
+    def _make_room(self) -> None:
+        """For each owner that waits and has no running row, put back a row of the owner with the most of them, the one
+        that has sampled least: what it has computed is mostly stored."""
+        rows = Counter(row.owner for row in self._running)
+        longest = max((row.longest for row in self._running), default=0)
+        for owner, first in {row.owner: row for row in reversed(self._waiting)}.items():
+            [(most, count)] = rows.most_common(1) or [(None, 0)]
+            if count < 2:
+                return
+            if rows[owner] or not self._full(len(self._running), max(longest, first.longest)):
+                continue
+            slots = [slot for slot, row in enumerate(self._running) if row.owner == most]
+            slot = min(slots, key=lambda slot: len(self._running[slot].tokens))
+            self._store(slot, row := self._running[slot])
+            self._vacate(slot)
+            self._waiting.appendleft(row)
+            rows[most] -= 1
+            rows[owner] += 1
 
     def _without_shared(self, rows: Sequence[_Row]) -> list[_Row]:
         """Those of the rows that compute no chunk which another of them computes, too."""
@@ -397,7 +435,6 @@ class LocalEngine:
 
     def _leave(self, ends: Mapping[int, StopReason | AglError], events: list[EngineEvent]) -> None:
         """Report the rows in these slots, keep their prefixes, and close the gaps with the last rows."""
-        cache = self._slots.cache
         for slot in sorted(ends, reverse=True):
             row, end = self._running[slot], ends[slot]
             if isinstance(end, AglError):
@@ -405,11 +442,15 @@ class LocalEngine:
             else:
                 events.append(Finished(row.request_id, self._completion(row, end)))
                 self._store(slot, row)
-            self._pin(row, None)
-            last = self._running.pop()
-            if last is not row:
-                cache.move(len(self._running), slot, last.cached)
-                self._running[slot] = last
+            self._vacate(slot)
+
+    def _vacate(self, slot: int) -> None:
+        """Take the row out of a slot, and close the gap with the last row."""
+        row, last = self._running[slot], self._running.pop()
+        self._pin(row, None)
+        if last is not row:
+            self._slots.cache.move(len(self._running), slot, last.cached)
+            self._running[slot] = last
         self._next = None
 
     def _version(self, row: _Row) -> int:
