@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.tools import tool
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
 
 import agl
@@ -181,10 +183,11 @@ def test_a_dry_run_explains_a_game_by_its_own_credit(
     """`Competitive` compares the players, who are of two policies."""
     model = ChatOpenAI(model="any", api_key="unused")  # type: ignore[arg-type]
     white, black = create_agent(model, [], name="white"), create_agent(model, [], name="black")
+    referee = create_agent(GenericFakeChatModel(messages=iter([AIMessage("fair")])), [], name="referee")
 
     @agl.rollout
     async def game(task: Any) -> dict[str, float]:
-        for side in (white, black):
+        for side in (white, black, referee):
             await side.ainvoke({"messages": [{"role": "user", "content": task}]})
         return {"white": 1.0, "black": -1.0}
 
@@ -199,6 +202,8 @@ def test_a_dry_run_explains_a_game_by_its_own_credit(
     shown = capsys.readouterr().out
     assert "return    2" in shown
     assert "return    -2" in shown
+    assert "agent     white: trained as w; agents='white' selects it alone" in shown
+    assert "agent     referee: not trained; agents='referee' selects it alone" in shown
 
 
 def test_what_agents_say_does_not_steer_the_terminal(trained: agl.Result) -> None:

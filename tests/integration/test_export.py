@@ -231,6 +231,17 @@ def test_only_what_fits_is_exported_and_nothing_is_an_error(store: str, tmp_path
         exported(store, tmp_path / "out", "jsnl")
 
 
+@pytest.mark.parametrize("format", ["jsonl", "json"])
+def test_exports_are_their_owners_alone(format: str, store: str, tmp_path: Path) -> None:
+    exported(store, tmp_path / "new", format)
+    (tmp_path / "there").mkdir(mode=0o755)
+    exported(store, tmp_path / "there", format)
+    written = [path for out in ("new", "there") for path in (tmp_path / out).rglob("*") if path.is_file()]
+    assert len(written) >= 4
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o600}
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_that_is_there_keeps_what_is_not_replaced(store: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

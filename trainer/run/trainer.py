@@ -20,6 +20,7 @@ from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError, reject_unknown, require_types
+from agl.mdp.selection import DEFAULT_POLICY
 from agl.rewards.air import rule_set
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.prepared import require_local_model
@@ -426,7 +427,7 @@ def _as_tasks(train: Any, val: Any) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
-    """Print each rollout of a dry run, and add what they earned to the history.
+    """Print each rollout of a dry run and the agents that were seen, and add what they earned to the history.
 
     Raises:
         AglError: all of them failed.
@@ -437,6 +438,11 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
     for result in results:
         report = await describe(run.store, result.rollout.rollout_id, credit=run.config.credit)
         terminal.console().print(renderable(report))
+    seen = (name for r in results if r.attempt_trajectory is not None for name in r.attempt_trajectory.agents)
+    for name in dict.fromkeys(seen):
+        policy = run.config.selection.policy_for(name)
+        what = "not trained" if policy is None else "trained" if policy == DEFAULT_POLICY else f"trained as {policy}"
+        terminal.console().print(f"agent     {name}: {what}; agents={name!r} selects it alone")
     succeeded = require_some(results, "the dry run")
     await run.record({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
 

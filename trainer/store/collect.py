@@ -20,14 +20,30 @@ from agl.trainer.store.types import Mode, NewRollout, RolloutConfig
 
 _SECRET = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD)S?$")
 _SHORTEST_SECRET = 8
+_KEY_NAME = re.compile(r"(^|[-_])(api[-_]?key|key|token|secret|password)$", re.I)
+_KEY_OPTION = re.compile(r"^--?([\w-]*[-_])?(api[-_]?key|key|token|secret|password)$", re.I)
+"""Names of values that are keys, and options that stand before such a value."""
+_KEY = re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AIza)[-_]?[\w-]{16,}")
+"""How keys of well-known services begin."""
 
 
 def shown_command(arguments: Sequence[str]) -> str:
-    """A command line as it is recorded: values of environment variables that hold keys are replaced by their names."""
-    text = shlex.join(arguments)
-    for name, value in os.environ.items():
-        if _SECRET.search(name) and len(value) >= _SHORTEST_SECRET:
-            text = text.replace(value, f"${name}")
+    """A command line as it is recorded: without the keys in it, and with the names of environment variables that hold
+    keys in place of their values."""
+    known = {v: n for n, v in os.environ.items() if _SECRET.search(n) and len(v) >= _SHORTEST_SECRET}
+    words: list[str] = []
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        name, assigned, _ = word.partition("=")
+        if not any(value in word for value in known):
+            if _KEY_OPTION.search(before):
+                word = "[key]"
+            elif assigned and _KEY_NAME.search(name):
+                word = f"{name}=[key]"
+            word = _KEY.sub("[key]", word)
+        words.append(word)
+    text = shlex.join(words)
+    for value, name in known.items():
+        text = text.replace(value, f"${name}")
     return text
 
 

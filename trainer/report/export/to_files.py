@@ -106,9 +106,11 @@ def atomic_folder(out: Path) -> Iterator[Path]:
         raise ConfigError("the export is a folder of files, but this is a file", hint="choose another --out", path=out)
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     try:
         yield folder
+        for path in folder.rglob("*"):  # for this user alone, as the store is
+            path.chmod(0o700 if path.is_dir() else 0o600)
         if out.exists():
             for path in sorted(p for p in folder.rglob("*") if p.is_file()):
                 target = out / path.relative_to(folder)
