@@ -238,7 +238,7 @@ def _described(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return ", ".join(map(repr, parts))
     if typing.get_origin(kind) is tuple:
-        return f"({', '.join('...' if part is Ellipsis else _described(part) for part in parts)})"
+        return f"a tuple ({', '.join('...' if part is Ellipsis else _described(part) for part in parts)})"
     return _PLAIN[kind][1] if kind in _PLAIN else getattr(kind, "written", f"agl.{kind.__name__}(...)")
 
 

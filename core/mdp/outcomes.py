@@ -8,6 +8,7 @@ run it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,25 @@ TOOL_RESULTS = "tool_results"
 """Key of `Call.request`: the results of tool calls in the request, as `[{"id", "name", "failed"}]`."""
 UNKNOWN_TOOLS = "unknown_tools"
 """Key of `Call.request`: ids of tool calls in the response that name a tool which the request did not offer."""
+_SAYS_ERROR = re.compile(r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b)", re.I)
+
+
+def reports_failure(result: str) -> bool:
+    """Whether a tool's result says that it failed, though nothing was raised."""
+    try:
+        value = json.loads(result)
+    except (ValueError, RecursionError):
+        return _SAYS_ERROR.match(result) is not None
+    if isinstance(value, str):
+        return _SAYS_ERROR.match(value) is not None
+    if not isinstance(value, Mapping):
+        return False
+    fields = {str(k).lower().replace("_", ""): v for k, v in value.items()}
+    return (
+        any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))
+        or any(fields.get(key) is False for key in ("success", "ok"))
+        or str(fields.get("status", "")).lower() in ("error", "failed", "failure")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +132,7 @@ def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
     if call is None and _id(span) is None:
         call = _enclosing_call(span, index)
     result = span.attributes.get(semconv.TOOL_CALL_RESULT)
+    failed = _failed(span) or (result is not None and reports_failure(str(result)))
     return ToolOutcome(
         tool=_tool(span),
         tool_call_id=_id(span),
@@ -120,7 +141,7 @@ def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
         span_id=span.span_id,
         arguments=_json_or_text(span.attributes.get(semconv.TOOL_CALL_ARGUMENTS)),
         output=None if result is None else str(result),
-        error=(span.status_message or "the tool failed") if _failed(span) else None,
+        error=(span.status_message or str(result or "the tool failed")) if failed else None,
     )
 
 
@@ -151,6 +172,7 @@ def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
         # A framework that runs the tools itself and left no span did not run this one.
         runs_tools = chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
         refused = runs_tools or tool_call_id in (call.request.get(UNKNOWN_TOOLS) or ())
+        says_so = text is not None and reports_failure(text)
         yield ToolOutcome(
             tool=name,
             tool_call_id=tool_call_id,
@@ -159,7 +181,7 @@ def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
             span_id=call.span_id,
             arguments=_arguments(call, tool_call_id),
             output=text,
-            error=(text or "the tool failed") if tool_call_id in failed or refused else None,
+            error=(text or "the tool failed") if tool_call_id in failed or refused or says_so else None,
         )
 
 

@@ -16,7 +16,7 @@ import agl
 from agl import semconv, tracing
 from agl.errors import ConfigError, RewardError
 from agl.mdp.builder import CreditedReward, build_trajectory
-from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
+from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS, reports_failure
 from agl.mdp.selection import Selection, select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
@@ -343,6 +343,31 @@ def test_results_that_the_gateway_was_sent_stand_for_tools_without_spans() -> No
     told.clear()
     credited_by(air, calls, [*spans, runs], EVERYONE)
     assert told[0] == ("a", "5"), "what the framework runs itself, and did not run, it refused"
+
+
+@pytest.mark.parametrize(
+    ("text", "failed"),
+    [
+        ('{"error": "no"}', True),
+        ('{"error": null, "rows": 3}', False),
+        ('{"success": false}', True),
+        ("Error: no such file", True),
+        ("errors: 0", False),
+        ("5", False),
+    ],
+)
+@pytest.mark.parametrize("spans", [False, True])
+def test_a_result_that_says_it_failed_failed_whoever_ran_the_tool(text: str, failed: bool, spans: bool) -> None:
+    """The rule of `agl.rewards.ToolSuccess`."""
+    sent = {TOOL_RESULTS: [{"id": "a", "name": "add", "failed": False}]}
+    calls = [
+        call(0, tool_call_ids=("a",)),
+        call(1, request={**sent, "messages": [{"role": "tool", "tool_call_id": "a", "content": text}]}),
+    ]
+    facts = {semconv.TOOL_CALL_ID: "a", semconv.TOOL_NAME: "add", semconv.TOOL_CALL_RESULT: text}
+    ran = [span("t1", "root", semconv.EXECUTE_TOOL, attributes=facts)] if spans else []
+    assert given_by(scored(), calls, [ROOT, *ran]) == [("bad", -1.0, "c0") if failed else ("ok", 1.0, "c0")]
+    assert reports_failure(text) == failed
 
 
 def test_forged_results_and_ids_earn_nothing() -> None:

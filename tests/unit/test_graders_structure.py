@@ -135,7 +135,7 @@ def test_tags_once_closed_and_in_order(text: str, value: float) -> None:
 def test_bad_requirements() -> None:
     with pytest.raises(ConfigError, match="Structure has no option 'heading'"):
         Structure(heading=1)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="give a tuple"):
+    with pytest.raises(ConfigError, match=r"use a tuple \(a text, \.\.\.\)"):
         Structure(tags="think")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="cannot read the pattern"):
         Structure(patterns=("(",))

@@ -48,7 +48,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "agl.credit.Discounted(...)",
     ),
     "lora's rank alone": (lambda _: grpo(lora=16), "lora is 16", "agl.LoraSpec(...)"),
-    "one beta": (lambda _: grpo(betas=0.9), "betas is 0.9", "(a number, a number)"),
+    "one beta": (lambda _: grpo(betas=0.9), "betas is 0.9", "a tuple (a number, a number)"),
     "agents by number": (lambda _: trainer(agents=3), "agents= is 3", "a name, a glob"),
     "context in words": (lambda _: grpo(max_context="8k"), "max_context is '8k'", "a whole number"),
     "algorithm's class": (lambda _: agl.Trainer(agl.GRPO), "algorithm= is <class", "agl.GRPO(model=..., steps=200)"),  # type: ignore[arg-type]

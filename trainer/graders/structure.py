@@ -43,9 +43,6 @@ class Structure(Grader):
     max_words: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("sections", "tags", "patterns"):
-            if isinstance(getattr(self, name), str | re.Pattern):
-                raise ConfigError(f"Structure({name}={getattr(self, name)!r})", hint="give a tuple of them")
         if self.min_words is not None and self.max_words is not None and self.min_words > self.max_words:
             raise ConfigError(f"Structure(min_words={self.min_words}, max_words={self.max_words})")
         for pattern in self.patterns:

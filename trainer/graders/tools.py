@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from agl import semconv
 from agl.errors import ConfigError, checked_options
+from agl.mdp.outcomes import reports_failure
 from agl.mdp.selection import AgentFilter
 from agl.mdp.spans import Span
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
-
-_SAYS_ERROR = re.compile(r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b)", re.I)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,24 +138,6 @@ def succeeded(tool: Span, failed: Callable[[str], bool] | None = None) -> bool:
         return False
     result = tool.attributes.get(semconv.TOOL_CALL_RESULT)
     return result is None or not (failed or reports_failure)(str(result))
-
-
-def reports_failure(result: str) -> bool:
-    """Whether a tool's result says that it failed, though nothing was raised."""
-    try:
-        value = json.loads(result)
-    except (ValueError, RecursionError):
-        return _SAYS_ERROR.match(result) is not None
-    if isinstance(value, str):
-        return _SAYS_ERROR.match(value) is not None
-    if not isinstance(value, Mapping):
-        return False
-    fields = {str(k).lower().replace("_", ""): v for k, v in value.items()}
-    return (
-        any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))
-        or any(fields.get(key) is False for key in ("success", "ok"))
-        or str(fields.get("status", "")).lower() in ("error", "failed", "failure")
-    )
 
 
 def _in_order(required: list[str], used: list[str]) -> int:
