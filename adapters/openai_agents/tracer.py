@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -234,7 +235,7 @@ def _behind(provider: Any, hidden: Callable[[Any, Callable[[], Any]], Any]) -> A
     from agents.version import __version__ as version
 
     # Before, a run inside of a trace is traced whatever its configuration says.
-    masks = [int(part) for part in version.split(".")[:2]] >= [0, 24]
+    masks = [*map(int, re.findall(r"\d+", version)[:2])] >= [0, 24]
 
     def around(run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)

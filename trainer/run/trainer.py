@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import logging
 import time
 import uuid
@@ -44,6 +45,8 @@ from agl.trainer.store.types import TrainingRun
 
 SHOWN_STEPS = 8
 """How many of the last steps a notebook shows of a result."""
+CHECKED_TASKS = 1000
+"""How many tasks are checked before anything is loaded, whether they can be stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +381,7 @@ class Trainer:
                 Payload(sent, self.tracers, as_tuple(config.hooks), config.selection, config.initial_resources)
             )
         for tasks, name in ((train, "a training task"), (val, "a validation task")):
-            for index, task in enumerate(tasks):
+            for index, task in enumerate(itertools.islice(tasks, CHECKED_TASKS)):
                 dumps(task, name, index=index)
         model = getattr(self.algorithm, "model", None)
         if isinstance(model, str) and not resume:
