@@ -6,6 +6,7 @@ Invariant: each rule is called once per event of an attempt, and its reward goes
 from __future__ import annotations
 
 import inspect
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -139,7 +140,8 @@ class AIR:
         A tool's outcome is credited to the call that issued its tool call id, where the span has no id to the call or
         the tool call that it lies in; a handoff to the call that decided it. Where that call is unknown or failed, the
         reward counts for the whole rollout. The tools and handoffs of agents that are not selected are not rewarded,
-        except for tools that a selected agent's call asked for.
+        except for tools that a selected agent's call asked for. Equal tool calls of one answer that ended alike count
+        once.
 
         Args:
             trajectory: of the attempt, with the rewards that were emitted in it.
@@ -169,9 +171,16 @@ class AIR:
             return [(reward, call_id) for rule in rules for reward in rule.rewards(facts, span_id, **where)]
 
         credited: list[CreditedReward] = []
+        known: set[tuple[str, ...]] = set()
         for outcome in tool_outcomes(index):
             if _is_selected(outcome.call, outcome.agent, selection):
                 event: Event = "on_tool_success" if outcome.error is None else "on_tool_failure"
+                if outcome.call is not None and outcome.arguments is not None:
+                    arguments = json.dumps(outcome.arguments, sort_keys=True, default=str)
+                    same = (outcome.call.id, outcome.tool, arguments, event)
+                    if same in known:
+                        continue
+                    known.add(same)
                 where = {"agent": outcome.agent, "tool": outcome.tool, "span": outcome.span_id}
                 facts = {
                     "tool_name": outcome.tool,

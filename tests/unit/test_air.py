@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
 import re
 from dataclasses import replace
@@ -45,7 +46,7 @@ def tool(
     span_id: str, call_id: str | None, *, name: str = "add", ok: bool = True, parent: str = "root", **more: Any
 ) -> Span:
     facts = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_ID: call_id, semconv.TOOL_CALL_RESULT: f"result of {span_id}",
-             semconv.TOOL_CALL_ARGUMENTS: '{"a": 2}'}  # fmt: skip
+             semconv.TOOL_CALL_ARGUMENTS: json.dumps({"a": span_id})}  # fmt: skip
     attributes = {k: v for k, v in facts.items() if v is not None} | more.pop("attributes", {})
     status = "unset" if ok else "error"
     return span(span_id, parent, semconv.EXECUTE_TOOL, attributes=attributes, status=status, **more)
@@ -337,12 +338,37 @@ def test_results_that_the_gateway_was_sent_stand_for_tools_without_spans() -> No
     credited_by(air, calls, spans, EVERYONE)
     assert told == [
         ("add", {"a": 1}, "5"), ("b", "no"), ("c", "no such tool"), ("d", "broken"), 
-        ("silent", {"a": 2}, "result of t2"),
+        ("silent", {"a": "t2"}, "result of t2"),
     ]  # fmt: skip
     runs = span("chat0", "root", semconv.CHAT, attributes={semconv.RUNS_TOOLS: True})
     told.clear()
     credited_by(air, calls, [*spans, runs], EVERYONE)
     assert told[0] == ("a", "5"), "what the framework runs itself, and did not run, it refused"
+
+
+def test_equal_tool_calls_of_one_answer_are_credited_once() -> None:
+    def ran(n: int, arguments: str, ok: bool = True, call_id: str | None = None) -> Any:
+        facts = {
+            semconv.TOOL_CALL_ID: call_id or f"t{n}",
+            semconv.TOOL_NAME: "search",
+            semconv.TOOL_CALL_ARGUMENTS: arguments,
+        }
+        status = {} if ok else {"status": "error"}
+        return span(f"s{n}", "root", semconv.EXECUTE_TOOL, attributes=facts, **status)
+
+    ids = tuple(f"t{n}" for n in range(9))
+    calls = [call(0, tool_call_ids=ids), call(1, tool_call_ids=("later",))]
+    spam = [ran(n, '{"q": "a", "n": 1}') for n in range(5)]
+    others = [
+        ran(5, '{"n": 1, "q": "a"}'),
+        ran(6, '{"q": "b"}'),
+        ran(7, '{"q": "a", "n": 1}', ok=False),
+        ran(8, '{"q": "a", "n": 1}', ok=False),
+        ran(9, '{"q": "a", "n": 1}', call_id="later"),
+    ]
+    assert sorted(given_by(scored(), calls, [ROOT, *spam, *others])) == [
+        ("bad", -1.0, "c0"), ("ok", 1.0, "c0"), ("ok", 1.0, "c0"), ("ok", 1.0, "c1"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
