@@ -131,7 +131,7 @@ def test_a_rule_is_told_what_it_names() -> None:
         told.append((tool_name, sorted(rest)))
 
     assert credited_by(air, [call(0, tool_call_ids=("a",))], [ROOT, tool("t1", "a")], EVERYONE) == ()
-    assert told == [({"a": 2}, "solver", "a", 7), ("add", ["agent", "arguments", "output", "tool_call_id"])]
+    assert told == [({"a": "t1"}, "solver", "a", 7), ("add", ["agent", "arguments", "output", "tool_call_id"])]
 
 
 def test_filters_names_and_primary() -> None:
