@@ -147,7 +147,7 @@ FRAMEWORKS = (
     ),
     Framework(
         "the core", "openai", files=WITHOUT_TORCH, select=" and ".join(f"not {name}" for name in WITH_MORE),
-        beside=(*(text for extra in ("rewards", "server") for text in OPTIONAL[extra]), "hypothesis"),
+        beside=(*(text for extra in ("rewards", "server") for text in OPTIONAL[extra]), "hypothesis", "blockbuster"),
         resolutions=(), pythons=("3.13",),
     ),
 )  # fmt: skip
@@ -308,18 +308,22 @@ def installed(venv: Path) -> dict[str, str]:
 
 
 def pytest(venv: Path, counts: Counts, files: Sequence[str], options: Sequence[str]) -> None:
-    """Run test files in an environment and count."""
+    """Run test files in an environment and count. What fails is run again once, alone: the machine may just be slow."""
     report = venv / "report.xml"
-    report.unlink(missing_ok=True)
     command = [
-        str(venv / "bin" / "python"), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
+        str(venv / "bin" / "python"), "-m", "pytest", "-q", "-o", f"cache_dir={venv / 'cache'}", "--tb=short",
         f"--junit-xml={report}", *options, *(f"tests/{file}" for file in files),
     ]  # fmt: skip
-    done = execute(command)
-    if done.returncode not in (0, 1) or not report.exists():
-        raise Broken(f"pytest {' '.join(files)}: {tail(done.stdout + done.stderr)}")
-    cases = [*ElementTree.parse(report).iter("testcase")]
-    for case in cases:
+    cases: dict[tuple[str | None, str | None], ElementTree.Element] = {}
+    for again in ((), ("--last-failed", "--last-failed-no-failures", "none")):
+        report.unlink(missing_ok=True)
+        done = execute([*command, *again])
+        if done.returncode not in (0, 1) or not report.exists():
+            raise Broken(f"pytest {' '.join(files)}: {tail(done.stdout + done.stderr)}")
+        cases |= {(c.get("classname"), c.get("name")): c for c in ElementTree.parse(report).iter("testcase")}
+        if done.returncode == 0:
+            break
+    for case in cases.values():
         kinds = {child.tag for child in case}
         if kinds & {"failure", "error"}:
             counts.failed += 1

@@ -299,6 +299,8 @@ def test_all_is_recorded_where_the_sdks_tracing_is_off(
     [tool], [asked, told] = of(rollout, semconv.EXECUTE_TOOL), of(rollout, semconv.CHAT)
     assert tool.agent == "solver"
     assert how == "for a run in a trace" or without == []
+    if without:
+        return
     [call] = [c for m in read.said(asked) for c in m.tool_calls]
     assert tool.attributes[semconv.TOOL_CALL_ID] == call.id
     assert [m.text.strip() for m in read.said(told)] == ["sum 5"]
