@@ -214,7 +214,7 @@ def sees_its_environment(task: Any, llm: agl.LLM) -> float:
     return float(not agls and os.environ["OPENAI_API_KEY"] == "sk-own" and os.environ["MY_SETTING"] == "1")
 
 
-@pytest.mark.parametrize("runners", ["process", "ray"])
+@pytest.mark.parametrize("runners", ["process", pytest.param("ray", marks=pytest.mark.night)])
 def test_worker_processes_have_their_users_keys_and_none_of_agls(
     runners: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from paths import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_engines_are_compared_on_a_model(untrained_model: Path, tmp_path: Path) -> None:
     sides = ["agl", "agl, policy process", "agl, int8 linear", "transformers, static batch"]
     small = ["--agents", "3", "--answer-tokens", "6", "--repeats", "1"]

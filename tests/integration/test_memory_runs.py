@@ -26,7 +26,7 @@ from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
 from agl.trainer.store.types import MemoryEntry
 
-RUNNERS = ["local", "process", pytest.param("ray", marks=pytest.mark.slow)]
+RUNNERS = ["local", "process", pytest.param("ray", marks=pytest.mark.night)]
 
 
 @pytest.fixture(params=RUNNERS)
