@@ -10,7 +10,7 @@ import pytest
 import test_learner_options as options
 import torch
 from allocations import peak_bytes
-from device import multiplies_bfloat16
+from device import LARGE_BFLOAT16
 from paths import ROOT
 from transformers import LlamaConfig
 
@@ -59,8 +59,8 @@ def test_what_is_advised_fits(card: str, name: str, advice: str) -> None:
     ("name", "length", "checkpointing"),
     [
         ("llama-32k", 256, True),
-        pytest.param("llama-30m", 512, True, marks=multiplies_bfloat16),
-        pytest.param("llama-30m", 512, False, marks=multiplies_bfloat16),
+        pytest.param("llama-30m", 512, True, marks=LARGE_BFLOAT16),
+        pytest.param("llama-30m", 512, False, marks=LARGE_BFLOAT16),
     ],
 )
 def test_adapters_take_what_the_bound_says_or_less(

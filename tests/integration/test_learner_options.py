@@ -13,7 +13,7 @@ import pytest
 import torch
 from allocations import LargestTensor, peak_bytes
 from call_trees import call, trajectory
-from device import DEVICE, multiplies_bfloat16
+from device import DEVICE, LARGE_BFLOAT16
 from tiny_learner import gradients
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
@@ -170,7 +170,7 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
         ("llama-30m", 256, {"attention": "eager"}),
         ("llama-32k", 256, {"share_prefixes": True, "autocast": "bfloat16"}),
         *(
-            pytest.param("qwen3-40m", 512, {**options, "autocast": "bfloat16"}, marks=multiplies_bfloat16)
+            pytest.param("qwen3-40m", 512, {**options, "autocast": "bfloat16"}, marks=LARGE_BFLOAT16)
             for options in ({"share_prefixes": True}, {"attention": "sdpa", "activation_checkpointing": True})
         ),
         *(
@@ -181,7 +181,7 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
             "llama-30m",
             512,
             {"attention": "eager", "autocast": "bfloat16"},
-            marks=[pytest.mark.night, multiplies_bfloat16],
+            marks=pytest.mark.night,
         ),
     ],
     ids=lambda x: "+".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) else str(x),

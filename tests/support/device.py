@@ -9,8 +9,6 @@ import torch
 
 DEVICE = torch.device(os.environ.get("AGL_TEST_DEVICE", "cpu"))
 
-multiplies_bfloat16 = pytest.mark.skipif(
-    DEVICE.type == "cpu" and not torch.cpu._is_avx512_bf16_supported(),
-    reason="without instructions for bfloat16 this takes minutes",
-)
-"""Of tests that compute in bfloat16 with a model of more than ten million parameters."""
+LARGE_BFLOAT16 = [pytest.mark.night] if DEVICE.type == "cpu" and not torch.cpu._is_avx512_bf16_supported() else []
+"""Marks of tests that compute in bfloat16 with more than ten million parameters, which takes minutes on a CPU without
+instructions for it."""
