@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agl.errors import RewardError
 from agl.rewards import JSONSchema
 from agl.trainer.graders import judge, schema_worker, sql, sql_worker
 from agl.trainer.graders.code import program_of
@@ -137,6 +138,16 @@ def test_a_value_that_stalls_its_schema_is_wrong(rule: Any, value: str) -> None:
     grade = JSONSchema({"definitions": definitions, "properties": {"x": rule}}, timeout=1.0)
     assert grade(None, f'{{"x": {value}}}') == 0.0
     assert grade(None, '{"y": 1}') == 1.0
+
+
+@pytest.mark.parametrize("value", [float("inf"), int("9" * 4000)])
+def test_numbers_that_no_float_holds_end_no_process(value: float) -> None:
+    assert schema_worker.grade({"schema": {"multipleOf": 0.5}, "value": value, "partial": False}) == {"share": 0.0}
+
+
+def test_a_schema_that_cannot_be_followed_is_no_wrong_answer() -> None:
+    with pytest.raises(RewardError, match="cannot follow its schema"):
+        JSONSchema({"properties": {"x": {"$ref": "#/nowhere"}}})(None, '{"x": "a"}')
 
 
 def test_the_readers_of_sql_say_what_the_patterns_said() -> None:
