@@ -13,8 +13,9 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agl.agents.memory import MemoryUse
-from agl.errors import ConfigError, reject_unknown
+from agl.errors import ConfigError
 from agl.mdp.faults import READING
+from agl.options import reject_unknown
 from agl.tracing.import_hooks import when_imported
 from agl.tracing.threads import carried_across_threads
 

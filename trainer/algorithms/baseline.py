@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from agl.errors import checked_options
 from agl.extras import TRAINING, require
+from agl.options import checked_options
 from agl.trainer.engines.base import ServedModel, require_served_model
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway

@@ -12,8 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from agl.errors import ConfigError, reject_unknown, require_types
+from agl.errors import ConfigError
 from agl.mdp.types import Transition
+from agl.options import reject_unknown, require_types
 from agl.trainer.local.config import Attention, Autocast, EngineName, Quantize
 from agl.trainer.objectives import Estimator, KLKind, PolicyLossKind, RolloutIS
 from agl.trainer.objectives.advantages import Shaping

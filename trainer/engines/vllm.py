@@ -17,8 +17,9 @@ import numpy as np
 import orjson
 import tenacity
 
-from agl.errors import ConfigError, EngineError, checked_options, nearest
+from agl.errors import ConfigError, EngineError, nearest
 from agl.mdp.types import FloatArray, IntArray
+from agl.options import checked_options
 from agl.trainer.engines.base import (
     Completion,
     OnTokens,

@@ -14,9 +14,10 @@ from functools import cached_property
 from numbers import Real
 from typing import Any, ClassVar, Self
 
-from agl.errors import ConfigError, RewardError, checked_options
+from agl.errors import ConfigError, RewardError
 from agl.extras import install_line
 from agl.mdp.types import Reward
+from agl.options import checked_options
 from agl.rewards.emit import as_rewards
 from agl.rewards.function import RewardCaller
 from agl.rewards.trace import Trace

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
+from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
 from agl.trainer.graders.fences import fenced

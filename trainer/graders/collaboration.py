@@ -8,7 +8,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from agl import semconv
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
+from agl.options import checked_options
 from agl.rewards.trace import Trace, response_text
 from agl.trainer.graders.fields import Extractor, Field, extract, failure, text_of
 from agl.trainer.graders.text import squad

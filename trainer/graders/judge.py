@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agl.errors import checked_options
+from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
 from agl.trainer.graders.fields import extract, text_of

@@ -6,7 +6,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
+from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import AgainstReference
 from agl.trainer.graders.fields import failure, references, text_of

@@ -15,8 +15,9 @@ from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
 from agl.mdp.types import Reward
+from agl.options import checked_options
 from agl.rewards.trace import Trace, message_line
 from agl.trainer.graders.fields import text_of
 from agl.trainer.graders.judge_base import Judge, Question, answer_schema, json_object

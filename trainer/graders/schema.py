@@ -9,7 +9,8 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
+from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
 from agl.trainer.graders.fences import fenced

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
+from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
 from agl.trainer.graders.fields import text_of

@@ -11,7 +11,8 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
+from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import AgainstReference, Grader
 from agl.trainer.graders.fields import references, text_of

@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from agl import semconv
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
 from agl.mdp.outcomes import reports_failure
 from agl.mdp.selection import AgentFilter
 from agl.mdp.spans import Span
+from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
 

@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar
 from agl import tracing
 from agl.agents import memory as rollout_memory
 from agl.agents.memory import Hit, MemoryUse
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
+from agl.options import checked_options
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.memory.ranking import Embed, Hybrid, Query, Rank, embeddings, find, surplus, text_of
 from agl.trainer.store import open_store

@@ -20,8 +20,9 @@ from agl.agents.agent import Agent, Tracer, as_agent
 from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
-from agl.errors import CheckpointError, ConfigError, reject_unknown, require_types
+from agl.errors import CheckpointError, ConfigError
 from agl.mdp.selection import DEFAULT_POLICY
+from agl.options import reject_unknown, require_types
 from agl.rewards.air import rule_set
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.prepared import require_local_model

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
-from agl.errors import ConfigError, NoTrainableDataError, checked_options, nearest
+from agl.errors import ConfigError, NoTrainableDataError, nearest
 from agl.mdp.conditions import Where, condition
 from agl.mdp.selection import DEFAULT_POLICY, AgentFilter, Selection, select
+from agl.options import checked_options
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.tokenizer import load_renderings
 from agl.trainer.rendering.rendering import Rendering

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agl._alias import make_callable
-from agl.errors import ConfigError, reject_unknown
+from agl.errors import ConfigError
+from agl.options import reject_unknown
 from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.litagent import LitAgent
 from agl_agentlightning.missing import refuse, require

@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from agl.errors import reject_unknown
+from agl.options import reject_unknown
 from agl_agentlightning.components import SpecValueError
 from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.utils import ExecutionEvent, MultiprocessingEvent, ThreadingEvent

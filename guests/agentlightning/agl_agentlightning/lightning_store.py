@@ -18,7 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from agl.errors import AttemptOverError, NotStoredError, StoreError, reject_unknown
+from agl.errors import AttemptOverError, NotStoredError, StoreError
+from agl.options import reject_unknown
 from agl_agentlightning import types as T
 from agl_agentlightning.missing import MissingClass
 

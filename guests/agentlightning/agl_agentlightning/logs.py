@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agl.errors import reject_unknown
+from agl.options import reject_unknown
 
 __all__ = ["configure_logger", "setup", "setup_logging", "setup_module", "setup_module_logging"]
 

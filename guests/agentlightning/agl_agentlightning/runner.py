@@ -10,8 +10,9 @@ from typing import Any, Generic, TypeVar
 
 from agl.agents import hooks as agl_hooks
 from agl.agents.agent import as_agent
-from agl.errors import ConfigError, RolloutError, reject_unknown
+from agl.errors import ConfigError, RolloutError
 from agl.mdp.selection import select
+from agl.options import reject_unknown
 from agl_agentlightning import types as T
 from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.litagent import LitAgent

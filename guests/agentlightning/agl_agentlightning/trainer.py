@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agl.agents.agent import as_agent
 from agl.agents.resources import as_tasks
-from agl.errors import ConfigError, reject_unknown
+from agl.errors import ConfigError
+from agl.options import reject_unknown
 from agl_agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
 from agl_agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm, StoreAlgorithm
 from agl_agentlightning.components import build_component, instantiate_from_spec

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from agl.errors import ConfigError, checked_options, nearest
+from agl.errors import ConfigError, nearest
+from agl.options import checked_options
 
 StoreType = Literal["local", "remote"]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agl.agents.resources import LLM, Dataset
-from agl.errors import ConfigError, checked_options
+from agl.errors import ConfigError
 from agl.extras import require
+from agl.options import checked_options
 from agl.trainer.run.config import require_positive
 from agl_prompts.reflection import Ask, asker, field_rule
 from agl_prompts.search import Candidate, IndexedTask, PromptSearch, Scored, Search, Split
