@@ -171,16 +171,16 @@ class AIR:
             return [(reward, call_id) for rule in rules for reward in rule.rewards(facts, span_id, **where)]
 
         credited: list[CreditedReward] = []
-        known: set[tuple[str, ...]] = set()
+        known: dict[tuple[str, ...], str | None] = {}
         for outcome in tool_outcomes(index):
             if _is_selected(outcome.call, outcome.agent, selection):
                 event: Event = "on_tool_success" if outcome.error is None else "on_tool_failure"
                 if outcome.call is not None and outcome.arguments is not None:
                     arguments = json.dumps(outcome.arguments, sort_keys=True, default=str)
                     same = (outcome.call.id, outcome.tool, arguments, event)
-                    if same in known:
+                    # A framework that tries one tool call again has several outcomes of it.
+                    if known.setdefault(same, outcome.tool_call_id) != outcome.tool_call_id:
                         continue
-                    known.add(same)
                 where = {"agent": outcome.agent, "tool": outcome.tool, "span": outcome.span_id}
                 facts = {
                     "tool_name": outcome.tool,
