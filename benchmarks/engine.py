@@ -51,6 +51,8 @@ from agl.trainer.local.protocol import Failed, Finished, Tokens
 from agl.trainer.local.tokenizer import load_tokenizer
 
 CONTEXT = 4096
+ALONE = 8
+"""Agents at most that `generate` answers one call at a time; its rate is that of any number of them."""
 ROLLOUTS, ROLLOUT_TURNS, PROMPT = 8, 4, 2000
 """Of the cases with a shared prompt."""
 
@@ -234,7 +236,7 @@ def compare_caches(model, tokenizer, device: torch.device, repeats: int) -> dict
     }
 
 
-def random_model(directory: Path, shape: dict[str, int]) -> None:
+def random_model(directory: Path, shape: dict[str, int], device: torch.device) -> None:
     """Write a random llama of this shape and a byte tokenizer."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({"<|end|>": 0} | {c: i for i, c in enumerate(letters, start=1)}, []))
@@ -253,7 +255,9 @@ def random_model(directory: Path, shape: dict[str, int]) -> None:
         eos_token_id=0,
         pad_token_id=0,
     )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    with device:  # Where random numbers are made fast.
+        model = LlamaForCausalLM(config)
+    model.save_pretrained(directory)
 
 
 def best(work: Callable[[], object], device: torch.device, repeats: int) -> list[float]:
@@ -336,7 +340,7 @@ def compare_engines(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Run, print a table, write it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="directory or GGUF file (on cuda a directory); without it a random llama")
+    parser.add_argument("--model", help="directory or GGUF file; without it a random llama")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=SIZES, default="tiny", help="of the random model")
     parser.add_argument("--agents", type=int, nargs="+", default=[32], help="several with --model on CPU only")
@@ -360,9 +364,9 @@ def main() -> None:
     torch.set_flush_denormal(True)
     device = torch.device(args.device)
     with tempfile.TemporaryDirectory() as made:
-        directory = args.model or made
+        directory = model_directory(args.model) if args.model else made
         if not args.model:
-            random_model(Path(made), SIZES[args.size])
+            random_model(Path(made), SIZES[args.size], device)
         attention = "eager" if device.type == "cpu" else "sdpa"
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation=attention, dtype=dtype)
@@ -371,7 +375,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(directory)
         engine = LocalEngine(model, tokenizer, device=device, max_context=2048, max_batch=n)
         agents = conversations(n, engine.vocabulary, args.prompt_tokens, args.answer_tokens)
-        wanted = sum(sum(agent.lengths) for agent in agents)
+        wanted, alone = (sum(sum(agent.lengths) for agent in some) for some in (agents, agents[:ALONE]))
 
         async def measure_process() -> list[float]:
             spec = PolicySpec(directory, device=args.device, threads=args.threads, max_batch=n)
@@ -387,14 +391,15 @@ def main() -> None:
                 await policy.close()
 
         seconds = {
-            "generate, one call at a time": best(lambda: loop(model, agents), device, max(1, args.repeats // 3)),
+            "generate, one call at a time": best(lambda: loop(model, agents[:ALONE]), device, max(1, args.repeats // 3)),
             "generate, static batch": best(lambda: static(model, agents), device, args.repeats),
             "engine": best(lambda: in_process(engine, agents), device, args.repeats),
             "engine, through its process": asyncio.run(measure_process()),
         }
         caches = compare_caches(model, tokenizer, device, args.repeats)
     parameters = sum(p.numel() for p in model.parameters())
-    rates = {name: wanted / statistics.median(times) for name, times in seconds.items()}
+    counts = {"generate, one call at a time": alone}
+    rates = {name: counts.get(name, wanted) / statistics.median(times) for name, times in seconds.items()}
     base = rates["generate, one call at a time"]
     print(f"{n} agents x {TURNS} turns, {wanted} tokens, {parameters / 1e6:.2f}M parameters, {device}")
     for name, rate in rates.items():

@@ -29,7 +29,7 @@ def parts(cpu: bool, model: str | None, work: Path) -> dict[str, tuple[str, ...]
     """Name -> the command's arguments after the interpreter, in the order in which they are most worth having."""
     device = "cpu" if cpu else "cuda"
     sizes = ("tiny",) if cpu else ("0.5b", "1.5b", "3b")
-    pytest = ("-m", "pytest", "-q", "--all", "-p", "no:cacheprovider", "-n0")
+    pytest = ("-m", "pytest", "-q", "--all", "-p", "no:cacheprovider", "-n", "0" if cpu else "8")
     found: dict[str, tuple[str, ...]] = {
         "exactness": (*pytest, *(EXACT[1:2] if cpu else EXACT)),
         "bfloat16": (*pytest, "tests/unit/test_engine.py", "-k", "probe"),
@@ -43,6 +43,8 @@ def parts(cpu: bool, model: str | None, work: Path) -> dict[str, tuple[str, ...]
         if size != "3b":
             found[f"learner.{size}"] = (*learner, *tokens)
         found[f"learner.{size}.lora"] = (*learner, *tokens, "--lora", "16")
+    if model is not None and not cpu:
+        found["engine.smollm2"] = ("benchmarks/engine.py", "--device", device, "--model", model, "--agents", "128")
     small = ("--steps", "1") if cpu else ()
     agl = ("-c", "from agl.trainer.cli import main; main()")
     found["quickstart"] = (*agl, "quickstart", "--directory", str(work / "quickstart"), *small)

@@ -63,12 +63,12 @@ def model_for(arguments: argparse.Namespace, device: torch.device) -> Any:
         tie_word_embeddings=True,
         attn_implementation="eager" if device.type == "cpu" else "sdpa",
     )
-    model: Any = LlamaForCausalLM(config)
-    model = model.to(device)
+    # As a policy with an adapter is loaded.
+    kind = torch.bfloat16 if lora is not None and device.type == "cuda" else torch.float32
+    with device:  # Where random numbers are made fast.
+        model: Any = LlamaForCausalLM(config)
     if lora is None:
         return model
-    # As a policy with an adapter is loaded.
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
     plain = LoadedPolicy(model.to(kind), None, device, kind, config.max_position_embeddings)
     return add_adapter(plain, lora).model
 
@@ -145,7 +145,7 @@ def prepare(
 def predicted(arguments: argparse.Namespace, row_tokens: int, device: torch.device) -> int:
     """What an update takes by `update_memory`, in addition to the weights."""
     plain = argparse.Namespace(**vars(arguments) | {"lora": None})
-    model = model_for(plain, torch.device("cpu"))
+    model = model_for(plain, torch.device("cpu" if arguments.model else "meta"))
     config = LearnerConfig(share_prefixes=True)
     tokens = arguments.max_tokens_per_microbatch or (4096 if device.type == "cpu" else 16384)
     needed = update_memory(

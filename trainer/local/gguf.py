@@ -103,10 +103,14 @@ def gguf_model(file: Path) -> Any:
         ModelLoadError: it cannot be converted.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
+    # Newer releases would else keep the quantised blocks, which can be neither trained nor saved.
+    if (config := getattr(transformers, "GgufConfig", None)) is not None:
+        options["quantization_config"] = config(dequantize=True)
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, **options)
     except Exception as error:
         raise ModelLoadError(
             f"the GGUF file does not convert: {type(error).__name__}: {error}",
