@@ -391,7 +391,9 @@ def main() -> None:
                 await policy.close()
 
         seconds = {
-            "generate, one call at a time": best(lambda: loop(model, agents[:ALONE]), device, max(1, args.repeats // 3)),
+            "generate, one call at a time": best(
+                lambda: loop(model, agents[:ALONE]), device, max(1, args.repeats // 3)
+            ),
             "generate, static batch": best(lambda: static(model, agents), device, args.repeats),
             "engine": best(lambda: in_process(engine, agents), device, args.repeats),
             "engine, through its process": asyncio.run(measure_process()),

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 DEVICE = torch.device(os.environ.get("AGL_TEST_DEVICE", "cpu"))
+if DEVICE.type == "cuda":
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
 
 LARGE_BFLOAT16 = [pytest.mark.night] if DEVICE.type == "cpu" and not torch.cpu._is_avx512_bf16_supported() else []
 """Marks of tests that compute in bfloat16 with more than ten million parameters, which takes minutes on a CPU without

@@ -25,6 +25,7 @@ from agl.trainer.algorithms.loop import PROBE_TOKENS, PROBE_TOLERANCE
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.engine.attention import agrees
+from agl.trainer.local.engine.engine import CHUNK_TOKENS
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
 from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.protocol import Failed, Finished, Tokens
@@ -143,7 +144,7 @@ def test_a_lora_model_is_served_with_its_adapter():
 def test_score_goes_through_the_cache_and_agrees(model):
     ids = np.concatenate(prompts(4, seed=3))
     with torch.no_grad():
-        logits = model(torch.tensor(ids).long()[None]).logits[0, :-1] / 0.8
+        logits = model(torch.tensor(ids, device=DEVICE).long()[None]).logits[0, :-1].cpu() / 0.8
     expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:]).long()[:, None])[:, 0]
     for length in (2, 3, 40, ids.size):
         got = engine_for(model).logprobs(ids[:length], temperature=0.8)
@@ -292,7 +293,8 @@ def test_a_conversation_is_prefilled_once_and_gives_the_same_logprobs(model, mon
         np.testing.assert_allclose(answer.logprobs, alone.logprobs, atol=1e-5)
         prompt = np.concatenate([prompt, answer.token_ids, prompts(1, seed=turn)[0][:5]])
     first = prompts(1)[0].size
-    assert widths == [32, first - 32, *(1 + prompts(1, seed=t)[0][:5].size for t in range(3))]
+    chunks = [min(first, n) for n in (CHUNK_TOKENS[DEVICE.type], first - CHUNK_TOKENS[DEVICE.type]) if n > 0]
+    assert widths == [*chunks, *(1 + prompts(1, seed=t)[0][:5].size for t in range(3))]
 
 
 def test_the_whole_prompt_again_still_computes_its_last_token(model):
@@ -315,7 +317,7 @@ def test_a_weight_update_is_seen_by_the_next_step_even_of_a_running_request():
         engine.step()
     had = len(engine._running[0].tokens)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    model(torch.tensor(prompt).long()[None]).logits.square().mean().backward()
+    model(torch.tensor(prompt, device=DEVICE).long()[None]).logits.square().mean().backward()
     optimizer.step()
     engine.on_weights_changed(1)
     answer = finish(engine)[1]

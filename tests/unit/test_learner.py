@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from call_trees import call, random_calls, trajectories, trajectory
+from device import DEVICE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
@@ -266,7 +267,8 @@ class TestEquality:
         assert len(merged) < len(apart)
         subject = learner(model, **options)
         if subject._value_head is not None:
-            torch.nn.init.normal_(subject._value_head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+            seeded = torch.Generator(DEVICE).manual_seed(0)
+            torch.nn.init.normal_(subject._value_head.weight, std=0.5, generator=seeded)
         results = [gradients(subject, rows) for rows in (merged, apart)]
         assert_same_update(*results)
         if options.get("critic"):
@@ -299,7 +301,9 @@ class TestEquality:
         for share in (True, False):
             subject = learner(model, **options, kl_coef=0.1, entropy_coef=0.01, share_prefixes=share)
             if subject._value_head is not None:
-                torch.nn.init.normal_(subject._value_head.weight, std=0.5, generator=torch.Generator().manual_seed(0))
+                torch.nn.init.normal_(
+                    subject._value_head.weight, std=0.5, generator=torch.Generator(DEVICE).manual_seed(0)
+                )
             results.append(gradients(subject, rows))
         assert_same_update(*results)
         assert results[0][0]["forwarded_tokens"] < results[1][0]["forwarded_tokens"]
@@ -445,7 +449,7 @@ class TestPreferences:
         chosen = [policy_sums[pair[0]].item() for pair in self.PAIRS]
         assert metrics["chosen_logprob"] == pytest.approx(np.mean(chosen), rel=1e-6)
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(found[name], parameter.grad.cpu(), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("model", [tiny_model, lora_model])
     def test_the_chosen_side_wins(self, model: Any):

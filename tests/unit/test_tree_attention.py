@@ -27,7 +27,7 @@ from transformers import (
 
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.local.learner import tree_attention as subject
-from agl.trainer.local.learner.prefix_trees import chain, prefix_trees
+from agl.trainer.local.learner.prefix_trees import PrefixTrees, chain, prefix_trees
 
 torch.set_num_threads(1)
 
@@ -50,34 +50,45 @@ def dense(query: Any, key: Any, value: Any, sees: torch.Tensor) -> torch.Tensor:
     return (scores.masked_fill(~sees, -math.inf).softmax(-1) @ value).transpose(1, 2)
 
 
-@pytest.mark.parametrize("kernel", ["torch's", "in pieces"])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
-def test_it_is_attention_with_the_trees_mask(kernel: str, dtype: Any, near: float, monkeypatch: pytest.MonkeyPatch):
-    if kernel == "in pieces":
-        monkeypatch.setattr(subject, "_attend", subject.attend_in_pieces)
-        monkeypatch.setattr(subject, "_attend_backward", subject.attend_in_pieces_backward)
-        monkeypatch.setattr(subject, "SCORES", 5 * 4 * 30)
+def test_it_is_attention_with_the_trees_mask(dtype: Any, near: float):
+    if dtype == torch.float64 and DEVICE != CPU:
+        pytest.skip("FlexAttention computes in float32 at most")
     trees = prefix_trees(family())
-    size = len(trees)
-    assert size == 12 + 12 + 3 * 9
-    sees = torch.zeros(size, size, dtype=torch.bool)
-    for first, last, first_key, last_key in trees.blocks.tolist():
-        own = torch.ones(last - first, last_key - first_key, dtype=torch.bool)
-        sees[first:last, first_key:last_key] = own.tril() if first == first_key else own
+    assert len(trees) == 12 + 12 + 3 * 9
+    ids, _, mask = subject.tree_inputs(trees, DEVICE)
+    size = ids.shape[1]
     torch.manual_seed(0)
     query, key, value = (
-        torch.randn(1, heads, size, 8, dtype=dtype, device=DEVICE).requires_grad_() for heads in (4, 2, 2)
+        torch.randn(1, heads, size, 16, dtype=dtype, device=DEVICE).requires_grad_() for heads in (4, 2, 2)
     )
-    blocks = torch.from_numpy(trees.blocks)[None, None]
-    grad = torch.randn(1, size, 4, 8, dtype=dtype, device=DEVICE)
-    ours, _ = subject.tree_attention(None, query, key, value, blocks)
+    grad = torch.randn(1, size, 4, 16, dtype=dtype, device=DEVICE)
+    ours, _ = subject.tree_attention(torch.nn.Module(), query, key, value, mask)
     found = [ours, *torch.autograd.grad(ours, (query, key, value), grad)]
     exact = [x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_() for x in (query, key, value)]
-    theirs = dense(*exact, sees.to(DEVICE))
+    theirs = dense(*exact, sees(trees, size).to(DEVICE))
     wanted = [theirs, *torch.autograd.grad(theirs, exact, grad.to(theirs.dtype))]
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == dtype
         torch.testing.assert_close(a.to(b.dtype), b, rtol=near, atol=near * 4)
+
+
+def test_the_mask_of_a_gpu_is_that_of_the_blocks():
+    rows = [*family(), *family(common=40, own=70, n=4), chain(np.arange(5, dtype=np.int32))]
+    trees, size = prefix_trees(rows), 384
+    query, ends = np.arange(size)[:, None], trees.seen_until(size)
+    found = (np.arange(size) <= query) & (query < ends)
+    assert len(trees) < size
+    np.testing.assert_array_equal(found, sees(trees, size).numpy())
+
+
+def sees(trees: PrefixTrees, size: int) -> torch.Tensor:
+    """bool [size, size]: which keys each query sees, by `PrefixTrees.blocks`; a padded one itself."""
+    found = torch.eye(size, dtype=torch.bool)
+    for first, last, first_key, last_key in trees.blocks.tolist():
+        own = torch.ones(last - first, last_key - first_key, dtype=torch.bool)
+        found[first:last, first_key:last_key] = own.tril() if first == first_key else own
+    return found
 
 
 SMALL: dict[str, Any] = SHAPE | {"num_key_value_heads": 2}

@@ -13,9 +13,11 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.trainer.local.learner.prefix_trees import prefix_trees
+from agl.trainer.local.learner.tree_attention import tree_inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,9 +26,9 @@ class MicroBatch:
 
     Attributes:
         tokens_BT, positions_BT: int64.
-        attention_mask: of trees int64 [1, 1, K, 4] on the CPU, for `tree_attention`. Of padded rows int64 [B, T], 1
-            where there is a token, when every row is a chain; otherwise additive [B, 1, T, T] in the dtype of the
-            computation: 0 where the query (third axis) sees the key.
+        attention_mask: of trees, that of `tree_inputs`. Of padded rows int64 [B, T], 1 where there is a token, when
+            every row is a chain; otherwise additive [B, 1, T, T] in the dtype computed in: 0 where the query (third
+            axis) sees the key.
         trees: whether it is one of trees.
         n_tokens: tokens computed, without padding.
         sources_N: int64: index into the flattened [B * T] of the output that predicts each wanted token.
@@ -37,7 +39,7 @@ class MicroBatch:
 
     tokens_BT: Tensor
     positions_BT: Tensor
-    attention_mask: Tensor
+    attention_mask: Tensor | BlockMask
     trees: bool
     n_tokens: int
     sources_N: Tensor
@@ -85,13 +87,14 @@ def collate(
     """
     if trees:
         shared = prefix_trees(rows)
-        tokens_BT, positions_BT = shared.token_ids[None].astype(np.int64), shared.positions[None].astype(np.int64)
-        mask, where, n_tokens = torch.from_numpy(shared.blocks)[None, None], shared.places, len(shared)
+        tokens_BT, positions_BT, mask = tree_inputs(shared, device)
+        where, n_tokens = shared.places, len(shared)
     else:
-        tokens_BT, positions_BT = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
+        padded = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
         for b, row in enumerate(rows):
-            tokens_BT[b, : len(row)] = row.token_ids
-            positions_BT[b, : len(row)] = row.positions
+            padded[0, b, : len(row)] = row.token_ids
+            padded[1, b, : len(row)] = row.positions
+        tokens_BT, positions_BT = torch.from_numpy(padded).to(device)
         mask = _mask(rows, mask_dtype).to(device)
         where = [b * tokens_BT.shape[1] + np.arange(len(row)) for b, row in enumerate(rows)]
         n_tokens = sum(len(row) for row in rows)
@@ -102,8 +105,8 @@ def collate(
     # The engine gives log-probs of a greedy answer under the model's own distribution.
     temperatures_N = np.where(temperatures_N > 0, temperatures_N, np.float32(1))
     return MicroBatch(
-        tokens_BT=torch.from_numpy(tokens_BT).to(device),
-        positions_BT=torch.from_numpy(positions_BT).to(device),
+        tokens_BT=tokens_BT,
+        positions_BT=positions_BT,
         attention_mask=mask,
         trees=trees,
         n_tokens=n_tokens,

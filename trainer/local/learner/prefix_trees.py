@@ -41,6 +41,16 @@ class PrefixTrees:
     def __len__(self) -> int:
         return int(self.token_ids.size)
 
+    def seen_until(self, size: int) -> Int64Array:
+        """int64 [size]: the place before which the queries stand that see each key, the first of them at its own.
+
+        Places after the trees are padding, which sees itself.
+        """
+        ends_U = np.arange(1, size + 1)
+        for _, last, first_key, last_key in self.blocks.tolist():
+            np.maximum(ends_U[first_key:last_key], last, out=ends_U[first_key:last_key])
+        return ends_U
+
 
 def prefix_trees(rows: Seq[TrainingRow]) -> PrefixTrees:
     """Rows written into each other; takes time linear in their tokens."""
