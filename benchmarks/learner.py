@@ -159,6 +159,8 @@ def predicted(arguments: argparse.Namespace, row_tokens: int, device: torch.devi
 
 def peak_bytes(arguments: argparse.Namespace, turns: int, side: str) -> int:
     """What one update takes, in a process of its own."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # It needs the room.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(_peak_bytes, arguments, turns, side).result()
 

@@ -152,9 +152,9 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
     assert limit < trained * vocabulary / 4
     for chunk, largest in ((trained * vocabulary, trained * vocabulary), (limit, limit)):
         monkeypatch.setattr(LIMIT, chunk)
-        subject = learner(
-            name, share_prefixes=True, autocast="bfloat16", activation_checkpointing=True, entropy_coef=0.01
-        )
+        # Tensors are not seen where FlexAttention is compiled.
+        options: dict[str, Any] = dict(autocast="bfloat16", activation_checkpointing=True, entropy_coef=0.01)
+        subject = learner(name, share_prefixes=DEVICE.type == "cpu", **options)
         with LargestTensor(vocabulary, MODELS[name][2]["hidden_size"]) as seen:
             subject.update(rows(name))
             if chunk == limit:

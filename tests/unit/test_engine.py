@@ -144,7 +144,7 @@ def test_a_lora_model_is_served_with_its_adapter():
 def test_score_goes_through_the_cache_and_agrees(model):
     ids = np.concatenate(prompts(4, seed=3))
     with torch.no_grad():
-        logits = model(torch.tensor(ids, device=DEVICE).long()[None]).logits[0, :-1].cpu() / 0.8
+        logits = model.to(DEVICE)(torch.tensor(ids, device=DEVICE).long()[None]).logits[0, :-1].cpu() / 0.8
     expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:]).long()[:, None])[:, 0]
     for length in (2, 3, 40, ids.size):
         got = engine_for(model).logprobs(ids[:length], temperature=0.8)

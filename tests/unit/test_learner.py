@@ -614,7 +614,7 @@ class TestUpdate:
         assert moved[0] > 0.5
         assert shares[0] is None
         assert moved[1] < 0.05 * 1.01 * options.get("minibatches", 1) ** 2
-        assert (0 if options else 0.01) <= shares[1] < 1
+        assert (0 if options or DEVICE != CPU else 0.01) <= shares[1] < 1
 
     def test_a_step_that_no_halving_saves_is_taken_back_whole(self):
         model = tiny_model()

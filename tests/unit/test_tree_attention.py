@@ -91,6 +91,7 @@ def sees(trees: PrefixTrees, size: int) -> torch.Tensor:
     return found
 
 
+GPT2: dict[str, Any] = dict(vocab_size=24, n_embd=16, n_layer=2, n_head=2, attn_implementation="sdpa")
 SMALL: dict[str, Any] = SHAPE | {"num_key_value_heads": 2}
 
 
@@ -98,9 +99,13 @@ SMALL: dict[str, Any] = SHAPE | {"num_key_value_heads": 2}
     ("kind", "config", "can"),
     [
         (LlamaForCausalLM, LlamaConfig(**SHAPE), True),
-        (Qwen3ForCausalLM, Qwen3Config(**SHAPE, head_dim=8), True),
-        (GPT2LMHeadModel, GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, attn_implementation="sdpa"), True),
-        (Gemma2ForCausalLM, Gemma2Config(**SMALL, head_dim=8), False),
+        (Qwen3ForCausalLM, Qwen3Config(**SHAPE | {"head_dim": 16}), True),
+        (
+            GPT2LMHeadModel,
+            GPT2Config(vocab_size=24, n_embd=16, n_layer=2, n_head=2, attn_implementation="sdpa"),
+            DEVICE == CPU,
+        ),
+        (Gemma2ForCausalLM, Gemma2Config(**SMALL | {"head_dim": 16}), False),
         (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=None), True),
         (MistralForCausalLM, MistralConfig(**SMALL, sliding_window=4096), False),
     ],
@@ -110,7 +115,7 @@ def test_a_model_that_asks_for_more_keeps_its_own_attention(kind: Any, config: A
     """A window of 4,096 tokens does not show in a short probe: it is refused by its name."""
     model = kind(config).eval()
     before = model.config._attn_implementation
-    assert subject.agrees(model, CPU) is can
+    assert subject.agrees(model.to(DEVICE), DEVICE) is can
     assert model.config._attn_implementation == before
     torch.manual_seed(0)
     rows = family()

@@ -115,7 +115,7 @@ def agrees(model: Any, device: torch.device) -> bool:
     try:
         with attention(model.config, TREE):
             ours = logits(ids_BT, position_ids=positions_BT, attention_mask=mask)
-    except (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError):
+    except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError, IndexError):
         return False
     difference = (ours[torch.cat([torch.from_numpy(p) for p in trees.places]).to(device)] - own).abs().max()
     tolerance = TOLERANCE if weight.dtype == torch.float32 else LOW_PRECISION_TOLERANCE
