@@ -76,8 +76,11 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
 
         def __init__(bar: Any, *args: Any, **options: Any) -> None:
             init(bar, *args, **options)
+            if bar.total == 0:
+                return
             # A bar that is not drawn keeps neither.
-            self._bars[id(bar)] = _Bar(options.get("desc") or "", options.get("unit") == "B", bar.total)
+            what = (options.get("desc") or "").rstrip(": ")
+            self._bars[id(bar)] = _Bar(what, options.get("unit") == "B", bar.total)
             self._add(bar, options.get("initial") or 0)
 
         def counted_update(bar: Any, n: float | None = 1) -> bool | None:
