@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -154,7 +155,13 @@ def test_what_the_pages_say_is_what_the_store_has(chromium: Any, site: Dashboard
         texts = page.locator(".tok").all_text_contents()
         assert texts == [t.replace("\n", "⏎\n") for call in report["calls"] for t in call["tokens"]["texts"]]
         assert page.locator(".tok.off").count() == 0
-        assert page.locator(".tok.p5").count() == len(texts)
+        strength = {
+            c["advantage"]: sum(c["advantage"] >= edge for edge in (0.01, 0.1, 0.3, 1, 3)) for c in report["calls"]
+        }
+        assert min(strength) > 0
+        for n in range(1, 6):
+            alike = [c for c in report["calls"] if strength[c["advantage"]] == n]
+            assert page.locator(f".tok.p{n}").count() == sum(len(c["tokens"]["texts"]) for c in alike)
         assert page.locator("h1").inner_text() == id
         merged = page.locator("section:has(h2:text('training rows')) tbody tr td").nth(1).inner_text()
         assert merged == " + ".join(map(str, report["rows"][0]["calls"]))
@@ -162,6 +169,62 @@ def test_what_the_pages_say_is_what_the_store_has(chromium: Any, site: Dashboard
         assert page.locator(".tok[class*=' l']").count() == len(texts)
         page.locator(".tok").nth(2).hover()
         picture(page, "rollout")
+
+
+OF_A_STEP = {
+    "rollouts": "SELECT count(*) FROM here",
+    "mean reward": """SELECT avg(reward) FROM (SELECT sum(json_extract(attributes, '$."agl.reward.value"')) AS reward
+        FROM here JOIN spans USING (rollout_id) WHERE attempt = attempts AND name LIKE 'reward%'
+        AND coalesce(json_extract(attributes, '$."agl.reward.primary"'), 1) GROUP BY rollout_id)""",
+    "groups not trained": """SELECT count(*) FROM (SELECT 1 FROM here LEFT JOIN trained_calls USING (rollout_id)
+        GROUP BY group_key HAVING total(abs(advantage) * tokens) = 0)""",
+    "trained tokens": "SELECT total(tokens) FROM here JOIN trained_calls USING (rollout_id)",
+    "failed": "SELECT total(status = 'failed') FROM here",
+    "forks": "SELECT count(fork_cause) FROM here JOIN calls USING (rollout_id) WHERE attempt = attempts",
+    "idle": "SELECT total(tokens) FROM here JOIN trained_calls USING (rollout_id) WHERE advantage = 0",
+}
+HERE = "WITH here AS (SELECT * FROM rollouts WHERE mode = 'train' AND step = ?)"
+
+
+@pytest.mark.parametrize("which", ["slow", "fast", "hostile"])
+def test_the_numbers_of_a_step_are_those_of_sql(
+    chromium: Any, site: Dashboard, runs: list[Path], hostile: tuple[Dashboard, agl.Result], which: str
+) -> None:
+    number = int(which == "fast")
+    shown, directory = (hostile[0], hostile[1].directory) if which == "hostile" else (site, runs[number])
+    run = run_of(shown, number)
+    steps = shown.json(f"{number}/runs/{run}")["step"]
+    for step in range(steps):
+        with sqlite3.connect(directory / "run.db") as store:
+            wanted = {
+                name: store.execute(f"{HERE} {query}", (step,)).fetchone()[0] for name, query in OF_A_STEP.items()
+            }
+        idle = wanted.pop("idle")
+        with opened(chromium, shown, f"/{number}/run/{run}/train/{step + 1}") as page:
+            page.locator(".dot").first.wait_for()
+            facts = {x.locator("dt").inner_text(): x.locator("dd").inner_text() for x in page.locator(".fact").all()}
+            trained, _, without = facts["trained tokens"].partition(" (")
+            assert without == (f"{idle:,.0f} with advantage 0)" if idle else "")
+            numbers = {
+                name: float(text.replace(",", "")) for name, text in (facts | {"trained tokens": trained}).items()
+            }
+            assert numbers == pytest.approx(wanted, abs=6e-4)
+            assert page.get_by_role("link", name=f"step {step + 2} →").count() == (step + 1 < steps)
+
+
+def test_an_advantage_has_the_same_colour_on_every_page(chromium: Any, site: Dashboard) -> None:
+    id = trained_rollout(site)
+    with opened(chromium, site, f"/1/group/{id}") as page:
+        page.locator(".column mark").first.wait_for()
+        chips = page.locator(".column .chip").all()
+        classes = {chip.inner_text(): chip.get_attribute("class") for chip in chips}
+        columns = page.locator(".column header a").all()
+        for link in [column.get_attribute("href") for column in columns][:3]:
+            with opened(chromium, site, link.removeprefix("#")) as other:
+                other.locator(".tok").first.wait_for()
+                for chip in other.locator(".chip").all():
+                    if (text := chip.inner_text()) in classes:
+                        assert chip.get_attribute("class") == classes[text]
 
 
 def test_filters_and_bins(chromium: Any, site: Dashboard) -> None:

@@ -1202,6 +1202,7 @@ def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
         rows = [
             trained(rollout_id, 10, 1.0, 6),
             trained(rollout_id, 11, -2.0, 1),
+            trained(rollout_id, 12, 0.0, 2),
             trained(rollout_id, 13, 8.0, 0, "long"),
         ]
         await store.add_trained_calls(run_id, rows)
@@ -1220,8 +1221,9 @@ def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
             failed_calls=1,
             forks=2,
             tokens=10,
-            trained_tokens=7,
-            advantage=4 / 7,
+            trained_tokens=9,
+            idle_tokens=2,
+            advantage=4 / 9,
             dropped="long",
         )
         assert summary.reward == 2.0
@@ -1238,7 +1240,7 @@ def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
         assert ended is not None
         await store.prune(ended + 1, run_ids=[run_id])
         (left,) = await store.query_step(run_id, 3)
-        assert left == RolloutSummary(summary.rollout, trained_tokens=7, advantage=4 / 7, dropped="long")
+        assert left == RolloutSummary(summary.rollout, trained_tokens=9, idle_tokens=2, advantage=4 / 9, dropped="long")
         assert left.reward is None
 
     asyncio.run(scenario())

@@ -99,6 +99,20 @@ def test_known_values() -> None:
         assert statistics.sign_flip_test([1] * gained + [-1] * lost + [0] * 9) == pytest.approx(mcnemar)
 
 
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4), min_size=2, max_size=12))
+def test_rewards_of_0_and_1_have_the_interval_of_a_share(rewards: list[list[float]]) -> None:
+    low, high = statistics.reward_interval(rewards)
+    mean = np.mean([np.mean(of_task) for of_task in rewards])
+    assert 0 <= low <= mean + 1e-12
+    assert mean - 1e-12 <= high <= 1
+    if all(len(of_task) == 1 for of_task in rewards):
+        assert (low, high) == pytest.approx(statistics.success_interval([r for (r,) in rewards]))
+    other = statistics.reward_interval([[2.0 * r for r in of_task] for of_task in rewards])
+    means = [2 * np.mean(of_task) for of_task in rewards]
+    if any(2.0 in (2.0 * r for r in of_task) for of_task in rewards):
+        assert other == pytest.approx(statistics.mean_interval(means), nan_ok=True)
+
+
 def test_all_the_same() -> None:
     """No spread is not no error."""
     assert statistics.success_interval([1.0] * 10, 4)[0] < 0.75

@@ -208,8 +208,13 @@ REWRITES = {
     "a question dropped": ([*HISTORY[:3], *HISTORY[4:]], "assistant_rewritten", r"message 3 \(assistant\) was not"),
     "an answer injected": (
         [*HISTORY[:5], user("so"), assistant("indeed"), user("three")],
-        "history_rewritten",
-        r"message 5 \(user\)",
+        "assistant_rewritten",
+        r"message 6 \(assistant\) was not sampled here",
+    ),
+    "another agent's turn": (
+        [*HISTORY[:5], user("so"), assistant("indeed, says another"), user("three")],
+        "assistant_rewritten",
+        r"message 6 \(assistant\) was not sampled here",
     ),
     "an answer doubled": (
         [*HISTORY[:5], assistant("indeed"), user("three")],

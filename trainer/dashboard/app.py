@@ -233,7 +233,7 @@ class _Api:
         return views.metric_columns(metrics) | {"more": more}
 
     async def step(self, request: Request) -> Any:
-        """One step's rollouts by group; `total` of them, and `next` to continue `after`."""
+        """One step's rollouts by group; `total` of them, `next` to continue `after`, and the run's `last` step."""
         store, run = await self._run(request)
         mode, step = _mode(request.path_params["mode"]), request.path_params["step"]
         limit = _number(request, "limit", 256, least=1, most=MOST_ROLLOUTS)
@@ -242,6 +242,7 @@ class _Api:
         return {
             "rollouts": [views.summary_json(summary) for summary in summaries],
             "total": await store.count_rollouts(run_id=run.run_id, step=step, mode=mode),
+            "last": run.step,
             "next": summaries[-1].rollout.rollout_id if len(summaries) == limit else None,
         }
 

@@ -16,7 +16,7 @@ import orjson
 from agl.mdp.spans import Span
 from agl.texts import printable
 from agl.trainer.report.rollout_report import CallReport, RolloutReport
-from agl.trainer.report.trace_tree import as_json
+from agl.trainer.report.trace_tree import as_json, error_line
 from agl.trainer.store.types import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
 
 TEXT, SHORT_TEXT = 20_000, 600
@@ -106,11 +106,9 @@ def rollout_json(rollout: Rollout, longest: int = TEXT) -> dict[str, Any]:
 
 def summary_json(summary: RolloutSummary) -> dict[str, Any]:
     """A rollout as a row of a step's table."""
-    # The last line of a traceback says what it was.
-    error = (summary.error or "").strip().splitlines()
     return rollout_json(summary.rollout, SHORT_TEXT) | shown(
         {
-            "error": error[-1] if error else None,
+            "error": None if summary.error is None else error_line(summary.error),
             "reward": summary.reward,
             "rewards": [asdict(reward) for reward in summary.rewards[:50]],
             "agents": list(summary.agents[:50]),
@@ -119,6 +117,7 @@ def summary_json(summary: RolloutSummary) -> dict[str, Any]:
             "forks": summary.forks,
             "tokens": summary.tokens,
             "trained_tokens": summary.trained_tokens,
+            "idle_tokens": summary.idle_tokens,
             "advantage": summary.advantage,
             "dropped": summary.dropped,
         },
@@ -127,8 +126,8 @@ def summary_json(summary: RolloutSummary) -> dict[str, Any]:
 
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
-    """An attempt."""
-    return shown(asdict(attempt))
+    """An attempt; its `cause` is the line of the error that says what it was."""
+    return shown(asdict(attempt) | {"cause": attempt.error and error_line(attempt.error)})
 
 
 def trained_json(trained: TrainedCall) -> dict[str, Any]:

@@ -222,8 +222,9 @@ def policy_report(name: str, query: RolloutQuery, rollouts: Sequence[EvaluatedRo
     everyone = [r for rows in ended.values() for r in rows]
 
     def over_tasks(value: Callable[[EvaluatedRollout], float]) -> Estimate:
-        values = np.array([mean_of(map(value, rows)) for rows in ended.values()], np.float64)
-        return estimate(values, statistics.mean_interval(values) if values.size else (np.nan, np.nan))
+        found = [[x for x in map(value, rows) if x is not None] for rows in ended.values()]
+        interval = statistics.reward_interval(found) if found else (np.nan, np.nan)
+        return estimate(np.array([mean_of(values) for values in found], np.float64), interval)
 
     def bounds(estimate: Callable[..., Any], k: int) -> tuple[float, float]:
         return float(estimate(n, c, k).mean()), float(estimate(n, c + failed, k).mean())

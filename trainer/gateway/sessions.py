@@ -174,6 +174,11 @@ class Sessions:
         known = self._known_prefix(chain)
         if known == len(messages):
             return ForkCause.HISTORY_REWRITTEN, "an earlier state of the conversation was taken up again"
+        if chain[known] in self._turns:
+            answer = next(i for i in range(known, len(messages)) if messages[i].get("role") == "assistant")
+            # Anything may follow a sampled answer, but for an answer that is not ours.
+            if digest(messages[answer]) not in self._replies:
+                known = answer
         if messages[known].get("role") != "assistant":
             return (
                 ForkCause.HISTORY_REWRITTEN,

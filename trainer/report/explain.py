@@ -17,6 +17,7 @@ from agl.mdp.types import Reward
 from agl.texts import printable
 from agl.trainer.report.rollout_report import CallReport, RolloutReport, describe
 from agl.trainer.report.terminal import console
+from agl.trainer.report.trace_tree import error_line
 from agl.trainer.store.location import read_store
 
 _SHOWN_LOGPROBS = 24
@@ -90,9 +91,8 @@ def renderable(report: RolloutReport) -> Group:
         lines.append(Text(printable(f"ended by  {report.fault}"), style="red"))
     for attempt in report.attempts:
         if attempt.error and attempt.status != "succeeded":
-            # The last line of a traceback is the error, that of an AglError its hint.
-            last = attempt.error.strip().partition("\n  -> ")[0].splitlines()[-1]
-            lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {last}"), style="red"))
+            cause = error_line(attempt.error)
+            lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {cause}"), style="red"))
     lines += [_panel(call, report.tools) for call in report.calls]
     if report.collected:
         what = "calls were" if report.collected > 1 else "call was"

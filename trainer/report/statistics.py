@@ -6,6 +6,8 @@ drawn from a larger population. T: tasks, the last axis; "...": any axes before 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
 from statistics import NormalDist
 
@@ -62,6 +64,20 @@ def mean_interval(values_T: ArrayLike, unit: float = 0.0) -> Interval:
     n = values.shape[-1]
     mean, half = values.mean(-1), t_quantile(n - 1) * _standard_error(values, unit)
     return mean - half, mean + half
+
+
+def reward_interval(rewards_T: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The interval of the mean reward over two tasks or more: `success_interval` where each reward is 0 or 1, else
+    `mean_interval`.
+
+    Args:
+        rewards_T: each task's rewards, one at least.
+    """
+    every = [reward for rewards in rewards_T for reward in rewards]
+    means_T = [math.fsum(rewards) / len(rewards) for rewards in rewards_T]
+    shares = all(reward in (0, 1) for reward in every)
+    low, high = success_interval(means_T, len(every) / len(means_T)) if shares else mean_interval(means_T)
+    return float(low), float(high)
 
 
 def smallest_difference(differences_T: ArrayLike, unit: float = 0.0) -> float:

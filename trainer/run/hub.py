@@ -6,6 +6,7 @@ Invariant: one commit, all or nothing; it holds the policy's files and the card 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shlex
 import sys
@@ -15,11 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agl._version import __version__
 from agl.errors import ConfigError, HubError
-from agl.trainer.report.statistics import mean_interval
+from agl.trainer.report.statistics import reward_interval
 from agl.trainer.run.checkpoints import latest_local
 from agl.trainer.run.history import SavedHistory, read_history
 from agl.trainer.store.base import Runs, Store
@@ -223,12 +222,11 @@ def _measured(step: int, reward: float, summaries: Sequence[RolloutSummary]) -> 
     for summary in summaries:
         if summary.reward is not None:
             by_task[summary.rollout.group].append(summary.reward)
-    means_T = [float(np.mean(rewards)) for rewards in by_task.values()]
     # Other rollouts than those that the history was made of, as after a crash, would give another mean.
-    if len(means_T) < 2 or abs(float(np.mean(means_T)) - reward) > 1e-6:
+    means_T = [math.fsum(rewards) / len(rewards) for rewards in by_task.values()]
+    if len(means_T) < 2 or abs(math.fsum(means_T) / len(means_T) - reward) > 1e-6:
         return Measured(step, reward)
-    low, high = mean_interval(means_T)
-    return Measured(step, reward, float(low), float(high), len(means_T))
+    return Measured(step, reward, *reward_interval([*by_task.values()]), len(means_T))
 
 
 def _results(validations: Sequence[Measured]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from agl.errors import AglError, DatasetError
 from agl.mdp.types import Reward
-from agl.trainer.report.statistics import mean_interval, success_interval
+from agl.trainer.report.statistics import reward_interval
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.runners.protocol import RolloutResult
 
@@ -59,7 +59,7 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
 
     Returns:
         `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over two tasks or
-        more (`statistics.success_interval` where each reward is 0 or 1, else `mean_interval`);
+        more (`statistics.reward_interval`);
         "<mode>/failed_rollouts"; `fault_counts`.
 
     Raises:
@@ -72,11 +72,8 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
             by_task[result.rollout.group].append(result.attempt_trajectory.reward)
     facts = mean_rewards(succeeded, mode)
     if len(by_task) > 1:
-        means = [math.fsum(rewards) / len(rewards) for rewards in by_task.values()]
-        every = [reward for rewards in by_task.values() for reward in rewards]
-        shares = all(reward in (0, 1) for reward in every)
-        low, high = success_interval(means, len(every) / len(means)) if shares else mean_interval(means)
-        facts |= {f"{mode}/reward_low": float(low), f"{mode}/reward_high": float(high)}
+        low, high = reward_interval([*by_task.values()])
+        facts |= {f"{mode}/reward_low": low, f"{mode}/reward_high": high}
     return facts | {f"{mode}/failed_rollouts": len(results) - len(succeeded), **fault_counts(succeeded, mode)}
 
 

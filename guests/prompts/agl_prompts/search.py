@@ -22,7 +22,7 @@ from agl.agents.prompts import save_prompts
 from agl.agents.resources import Dataset, SystemPrompt, as_tasks, resource_to_json
 from agl.errors import AglError, ConfigError, DatasetError
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.report.statistics import mean_interval, sign_flip_test, success_interval
+from agl.trainer.report.statistics import reward_interval, sign_flip_test
 from agl.trainer.run.results import mean_rewards, require_some, reward_label
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
@@ -367,9 +367,7 @@ def _mean(scored: Sequence[Scored]) -> float:
 
 
 def _interval(scored: Sequence[Scored]) -> tuple[float, float]:
-    scores = [s.score for s in scored]
-    low, high = success_interval(scores) if set(scores) <= {0.0, 1.0} else mean_interval(scores)
-    return float(low), float(high)
+    return reward_interval([[s.score] for s in scored])
 
 
 def _shown(scored: Sequence[Scored]) -> str:

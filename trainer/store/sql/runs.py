@@ -11,6 +11,7 @@ from sqlalchemy import (
     Connection,
     and_,
     bindparam,
+    case,
     delete,
     func,
     select,
@@ -152,6 +153,7 @@ def query_step(
             codec.unpack_text(row["why"]),
             tuple(rewards[row["rollout_id"]]),
             trained_tokens=row["trained"] or 0,
+            idle_tokens=row["idle"] or 0,
             advantage=row["weighted"] / row["trained"] if row["trained"] else None,
             dropped=row["dropped"],
             **calls[row["rollout_id"]],
@@ -170,6 +172,7 @@ _SUMMARIES = (
         R,
         A.c.error.label("why"),
         _trained(func.sum(T.c.tokens)).label("trained"),
+        _trained(func.sum(case((T.c.advantage == 0, T.c.tokens), else_=0))).label("idle"),
         _trained(func.sum(T.c.advantage * T.c.tokens)).label("weighted"),
         _trained(func.max(T.c.dropped)).label("dropped"),
     )

@@ -126,7 +126,7 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
         ${series.map(
           (s) => html`<span class="key">
             <i class="swatch c${s.color.slice(2)} ${s.dash ? "dashed" : ""}"></i>${s.label}
- <b>${num(at === null ? last(s.values) : s.values[index])}</b>
+ <b>${num(at === null ? last(s.values) : s.values[index])}</b>${at === null && lastIndex(s.values) !== index && lastIndex(s.values) >= 0 && html`<span class="dim"> at step ${num(steps[lastIndex(s.values)])}</span>`}
           </span>`,
         )}
       </span>
@@ -144,7 +144,5 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
   </figure>`;
 }
 
-function last(values) {
-  for (let i = values.length - 1; i >= 0; i -= 1) if (values[i] !== null && values[i] !== undefined) return values[i];
-  return null;
-}
+const lastIndex = (values) => values.findLastIndex((value) => value !== null && value !== undefined);
+const last = (values) => values[lastIndex(values)] ?? null;

@@ -11,7 +11,7 @@ const COLORS = [
   ["pull", "Gradient weight"],
 ];
 const LEGEND = {
-  advantage: ["less likely", "more likely", "The advantage of the token's call."],
+  advantage: ["less likely", "more likely", "The advantage of the token's call: the steps are 0.01, 0.1, 0.3, 1 and 3."],
   logprob: ["likely", "unlikely", "The log-prob when the token was sampled: the darker, the less likely."],
   pull: ["less likely", "more likely", "advantage × (1 − p): how strongly the update moves the token's own logit. A near-certain token hardly moves."],
 };
@@ -29,10 +29,9 @@ export function ColorSwitch({ query }) {
 export function Tokens({ calls, rows, query }) {
   const color = colorOf(query);
   const [at, setAt] = useState(null);
-  const most = Math.max(0, ...calls.map((c) => Math.abs(c.advantage ?? 0)));
   const wanted = query.call === undefined ? null : Number(query.call);
   return html`
-    ${calls.map((call) => html`<${Call} key=${call.position} ...${{ call, calls, color, most, setAt, wanted: wanted === call.position, token: query.token }} />`)}
+    ${calls.map((call) => html`<${Call} key=${call.position} ...${{ call, calls, color, setAt, wanted: wanted === call.position, token: query.token }} />`)}
     ${calls.length === 0 && html`<p class="empty">No tokens: no call went through the gateway.</p>`}
     <${Rows} rows=${rows} />
     <${Detail} at=${at} />
@@ -45,7 +44,7 @@ function Legend({ color }) {
   return html`<${Scale} ...${{ low, high, classes, about }}><i class="off"></i><span class="dim">not trained</span><//>`;
 }
 
-function classOf(call, i, color, most) {
+function classOf(call, i, color) {
   const logprob = call.tokens.logprobs[i];
   if (color === "logprob") {
     // Half a nat, 1, 2, 4, 8: a token at -8 was drawn once in 3,000 times.
@@ -53,10 +52,10 @@ function classOf(call, i, color, most) {
   }
   if (call.advantage === null) return "";
   const pull = color === "pull" ? call.advantage * (1 - Math.exp(logprob ?? 0)) : call.advantage;
-  return advantageClass(pull, most);
+  return advantageClass(pull);
 }
 
-function Call({ call, calls, color, most, setAt, wanted, token }) {
+function Call({ call, calls, color, setAt, wanted, token }) {
   const card = useRef(null);
   const strip = useRef(null);
   useEffect(() => {
@@ -95,7 +94,7 @@ function Call({ call, calls, color, most, setAt, wanted, token }) {
       <span class="dim">${call.policy ? `${call.policy} v${call.policy_version}` : "not trained"}</span>
       <span class="grow"></span>
       ${call.return_ !== null && html`<span class="dim">return ${num(call.return_)}</span>`}
-      ${(call.advantage !== null || call.dropped) && html`<${Advantage} value=${call.advantage} most=${most} dropped=${call.dropped} />`}
+      ${(call.advantage !== null || call.dropped) && html`<${Advantage} value=${call.advantage} dropped=${call.dropped} />`}
       ${call.sequence !== null && html`<span class="dim">row ${call.sequence}</span>`}
     </header>
     ${call.fork && html`<p class="note warn">forked: ${call.fork}</p>`}
@@ -104,7 +103,7 @@ function Call({ call, calls, color, most, setAt, wanted, token }) {
     ${texts.length > 0 &&
     html`<div class="tokens" ref=${strip} role="group" aria-label=${`tokens of call ${call.index}; arrow keys move`} onMouseOver=${show} onfocusin=${show} onClick=${show} onKeyDown=${keys}>
       ${texts.map((text, i) => {
-        const kind = `tok ${classOf(call, i, color, most)} ${trained[i] && call.dropped === null ? "" : "off"}`;
+        const kind = `tok ${classOf(call, i, color)} ${trained[i] && call.dropped === null ? "" : "off"}`;
         return html`<span class=${kind} data-i=${i} tabindex=${i === 0 ? 0 : -1} aria-label=${ariaOf(call, i)}>${text.replaceAll("\n", "⏎\n")}</span>`;
       })}
     </div>`}

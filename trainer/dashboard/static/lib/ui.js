@@ -81,11 +81,11 @@ export function Fact({ label, title, children }) {
   return html`<div class="fact" title=${title}><dt>${label}</dt><dd>${children}</dd></div>`;
 }
 
-// Advantages decide the colour: five steps each way, of which the strongest is `most`.
-export function advantageClass(value, most) {
-  if (value === null || value === undefined || !most) return "";
-  const share = Math.abs(value) / most;
-  return share < 0.02 ? "v0" : `${value < 0 ? "n" : "p"}${Math.min(5, Math.ceil(share * 5 - 1e-9))}`;
+// Advantages decide the colour: five steps each way, the same on every page, so that equal ones look alike everywhere.
+export function advantageClass(value) {
+  if (value === null || value === undefined) return "";
+  const strength = [0.01, 0.1, 0.3, 1, 3].filter((edge) => Math.abs(value) >= edge).length;
+  return strength === 0 ? "v0" : `${value < 0 ? "n" : "p"}${strength}`;
 }
 
 const DIVERGING = ["n5", "n3", "n1", "v0", "p1", "p3", "p5"];
@@ -95,12 +95,12 @@ export function Scale({ low = "less likely", high = "more likely", classes = DIV
   </span>`;
 }
 
-export function Advantage({ value, most, dropped }) {
+export function Advantage({ value, dropped }) {
   if (dropped && (value === null || value === undefined || value === 0)) {
     return html`<span class="chip dropped" title="not trained">${dropped}</span>`;
   }
   if (value === null || value === undefined) return html`<span class="dim">–</span>`;
-  return html`<span class="chip ${advantageClass(value, most)}">${signed(value)}</span>`;
+  return html`<span class="chip ${advantageClass(value)}">${signed(value)}</span>`;
 }
 
 export function Reward({ value }) {

@@ -29,7 +29,6 @@ function View({ store, data, query }) {
   // The best first: what it did right stands next to what the others did.
   const members = [...data.rollouts].sort((a, b) => (b.advantage ?? b.reward ?? -Infinity) - (a.advantage ?? a.reward ?? -Infinity));
   const reference = members.find((m) => m.rollout_id === query.with) || members[0];
-  const most = Math.max(0, ...members.map((m) => Math.abs(m.advantage ?? 0)));
   const [shown, setShown] = useState(8);
   const columns = members.slice(0, shown);
   const state = useData(columns.map((m) => m.rollout_id).join(), { read: (_, signal) => reports(store, columns, signal) });
@@ -40,7 +39,7 @@ function View({ store, data, query }) {
     <section class="card"><${Value} value=${members[0].task} /></section>
     ${state.error && html`<${Failure} error=${state.error} />`}
     <div class="columns" tabindex="0" role="region" aria-label="the group's rollouts side by side">
-      ${columns.map((m) => html`<${Column} key=${m.rollout_id} ...${{ store, member: m, most, report: known[m.rollout_id], against, reference }} />`)}
+      ${columns.map((m) => html`<${Column} key=${m.rollout_id} ...${{ store, member: m, report: known[m.rollout_id], against, reference }} />`)}
     </div>
     ${members.length > shown && html`<p><button type="button" onClick=${() => setShown(shown + 8)}>${num(members.length - shown)} more</button></p>`}
   `;
@@ -60,14 +59,14 @@ async function reports(store, members, signal) {
   return found;
 }
 
-function Column({ store, member, most, report, against, reference }) {
+function Column({ store, member, report, against, reference }) {
   const isReference = member === reference;
   const said = report?.calls ? lines(report) : [];
   const other = against?.calls && !isReference ? lines(against) : null;
   let differs = false;
   return html`<article class="column ${isReference ? "reference" : ""}">
     <header>
-      <div class="row"><${Advantage} value=${member.advantage} most=${most} dropped=${member.dropped} /><span class="dim">reward <${Reward} value=${member.reward} /></span></div>
+      <div class="row"><${Advantage} value=${member.advantage} dropped=${member.dropped} /><span class="dim">reward <${Reward} value=${member.reward} /></span></div>
       <div class="row small">
         <${Link} to=${[store, "rollout", member.rollout_id]}>${member.rollout_id}<//>
         ${isReference

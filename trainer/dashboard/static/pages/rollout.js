@@ -145,7 +145,7 @@ function Attempts({ attempts, shown }) {
         ${attempts.length > 1 && a.attempt !== shown ? html`<a href=${hereWith({ attempt: a.attempt })}>attempt ${a.attempt}</a>` : html`attempt ${a.attempt}`}
         <span class="status ${{ succeeded: "good", failed: "bad", timeout: "bad" }[a.status] || "warn"}">${a.status}</span>
         <span class="dim">${a.worker_id || ""}</span>
-        ${a.error && html`<details><summary class="bad clip">${a.error.trim().split("\n  -> ")[0].split("\n").at(-1)}</summary><pre class="value">${a.error}</pre></details>`}
+        ${a.error && html`<details><summary class="bad clip">${a.cause}</summary><pre class="value">${a.error}</pre></details>`}
       </li>`,
     )}
   </ul></section>`;

@@ -32,19 +32,18 @@ function View({ first, store, id, mode, step, query, path, here }) {
   const agents = [...new Set(rollouts.flatMap((r) => r.agents))].sort();
   const rewards = rollouts.map((r) => r.reward).filter((r) => r !== null);
   const range = useMemo(() => axis(rewards), [rollouts]);
-  const most = Math.max(0, ...rollouts.map((r) => Math.abs(r.advantage ?? 0)));
   const kept = rollouts.filter((r) => matches(r, query));
   const groups = [...Map.groupBy(kept, (r) => r.group)];
   const failed = rollouts.filter((r) => r.status === "failed").length;
-  const dropped = [...Map.groupBy(rollouts, (r) => r.group)].filter(([, g]) => g.every((r) => r.trained_tokens === 0)).length;
-  const trainedTokens = rollouts.reduce((sum, r) => sum + r.trained_tokens, 0);
+  const dropped = [...Map.groupBy(rollouts, (r) => r.group)].filter(([, g]) => g.every(taughtNothing)).length;
+  const sum = (name) => rollouts.reduce((total, r) => total + r[name], 0);
   if (rollouts.length === 0) return html`<h1>${here}</h1><p class="empty">The store has no rollouts of this step.</p>`;
   return html`
     <div class="head">
       <h1>${here}</h1>
       <nav class="around" aria-label="neighbouring steps">
         ${mode === "train" && step > 1 && html`<${Link} to=${stepPath(store, id, mode, step - 2)}>← step ${step - 1}<//>`}
-        ${mode === "train" && html`<${Link} to=${stepPath(store, id, mode, step)}>step ${step + 1} →<//>`}
+        ${mode === "train" && step < first.last && html`<${Link} to=${stepPath(store, id, mode, step)}>step ${step + 1} →<//>`}
       </nav>
     </div>
     <dl class="facts">
@@ -52,9 +51,9 @@ function View({ first, store, id, mode, step, query, path, here }) {
       <${Fact} label="mean reward">${rewards.length ? num(rewards.reduce((a, b) => a + b, 0) / rewards.length) : "–"}<//>
       ${mode === "train" &&
       html`<${Fact} label="groups not trained" title="all rewards equal, or nothing to train">${num(dropped)}<//>
-        <${Fact} label="trained tokens">${num(trainedTokens)}<//>`}
+        <${Fact} label="trained tokens" title="those whose advantage is 0 teach nothing">${num(sum("trained_tokens"))}${sum("idle_tokens") > 0 && html`<span class="dim"> (${num(sum("idle_tokens"))} with advantage 0)</span>`}<//>`}
       <${Fact} label="failed">${num(failed)}<//>
-      <${Fact} label="forks" title="conversations that could not be continued token for token">${num(rollouts.reduce((s, r) => s + r.forks, 0))}<//>
+      <${Fact} label="forks" title="conversations that could not be continued token for token">${num(sum("forks"))}<//>
     </dl>
     <section class="card">
       <${Histogram} rewards=${rewards} range=${range} query=${query} />
@@ -62,10 +61,10 @@ function View({ first, store, id, mode, step, query, path, here }) {
     </section>
     <section>
       ${groups.every(([, members]) => members.length === 1)
-        ? html`<div class="singles">${kept.slice(0, Number(query.groups) || SHOWN_GROUPS).map((r) => html`<${Single} key=${r.rollout_id} ...${{ store, r, range, most }} />`)}</div>`
+        ? html`<div class="singles">${kept.slice(0, Number(query.groups) || SHOWN_GROUPS).map((r) => html`<${Single} key=${r.rollout_id} ...${{ store, r, range }} />`)}</div>`
         : html`<p class="small dim legend-row"><span>one dot per rollout, placed by reward, coloured by advantage</span> <${Scale} /></p>
         <div class="strips" role="list">
-        ${groups.slice(0, Number(query.groups) || SHOWN_GROUPS).map(([name, members]) => html`<${Strip} key=${name} ...${{ store, members, range, most, mode }} />`)}
+        ${groups.slice(0, Number(query.groups) || SHOWN_GROUPS).map(([name, members]) => html`<${Strip} key=${name} ...${{ store, members, range, mode }} />`)}
       </div>`}
       ${groups.length > (Number(query.groups) || SHOWN_GROUPS) &&
       html`<p><button type="button" onClick=${() => setQuery({ groups: (Number(query.groups) || SHOWN_GROUPS) + 200 })}>
@@ -147,14 +146,17 @@ function Filters({ query, agents, kept, all }) {
 const ROWS = 3;
 const CELLS = 24;
 
+// Nothing was trained, or all of it with advantage 0.
+const taughtNothing = (r) => r.trained_tokens === r.idle_tokens;
+
 // Dots at their reward; equal ones are stacked, three high, then towards the middle.
-function Strip({ store, members, range, most, mode }) {
+function Strip({ store, members, range, mode }) {
   const bins = Map.groupBy(members, (r) => (r.reward === null ? -1 : Math.round(place(r.reward, range) * (CELLS - 1))));
   const rewards = members.map((r) => r.reward).filter((r) => r !== null);
   const mean = rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length : null;
   const same = rewards.length > 1 && Math.max(...rewards) === Math.min(...rewards);
   const dropped = members.find((r) => r.dropped)?.dropped;
-  const trained = members.some((r) => r.trained_tokens > 0);
+  const trained = !members.every(taughtNothing);
   return html`<div class="strip" role="listitem">
     <div class="about">
       <${Link} class="clip" to=${[store, members.length > 1 ? "group" : "rollout", members[0].rollout_id]} title=${oneLine(members[0].task)}><${TaskText} task=${members[0].task} /><//>
@@ -165,7 +167,7 @@ function Strip({ store, members, range, most, mode }) {
     </div>
     <div class="dots">
       ${[...bins].flatMap(([bin, several]) =>
-        several.map((r, i) => html`<${Dot} ...${{ store, r, range, most, bin, column: Math.floor(i / ROWS), row: i % ROWS }} />`),
+        several.map((r, i) => html`<${Dot} ...${{ store, r, range, bin, column: Math.floor(i / ROWS), row: i % ROWS }} />`),
       )}
     </div>
   </div>`;
@@ -180,17 +182,17 @@ function about(r) {
 }
 
 // The advantage decides the colour; what was not trained is filled by its reward.
-function kindOf(r, range, most) {
+function kindOf(r, range) {
   if (r.reward === null) return "none";
-  const kind = r.advantage === null ? `r${Math.round(place(r.reward, range) * 4)}` : advantageClass(r.advantage, most);
+  const kind = r.advantage === null ? `r${Math.round(place(r.reward, range) * 4)}` : advantageClass(r.advantage);
   return r.forks ? `${kind} forked` : kind;
 }
 
-function Dot({ store, r, range, most, bin, column, row }) {
+function Dot({ store, r, range, bin, column, row }) {
   const inward = bin < CELLS / 2 ? 1 : -1;
   const left = bin < 0 ? "0" : `calc(${((bin / (CELLS - 1)) * 100).toFixed(2)}% + ${inward * column * 12}px)`;
   return html`<${Link}
-    class=${`dot ${kindOf(r, range, most)}`}
+    class=${`dot ${kindOf(r, range)}`}
     to=${[store, "rollout", r.rollout_id]}
     aria-label=${about(r)}
     title=${about(r)}
@@ -199,9 +201,9 @@ function Dot({ store, r, range, most, bin, column, row }) {
 }
 
 // A rollout that has no others of its task next to it, as in a validation.
-function Single({ store, r, range, most }) {
+function Single({ store, r, range }) {
   return html`<${Link} class="single" to=${[store, "rollout", r.rollout_id]} title=${about(r)}>
-    <i class=${`dot ${kindOf(r, range, most)}`}></i><span class="clip"><${TaskText} task=${r.task} /></span>
+    <i class=${`dot ${kindOf(r, range)}`}></i><span class="clip"><${TaskText} task=${r.task} /></span>
     <span class="num dim">${r.reward === null ? r.status : num(r.reward)}</span>
   <//>`;
 }
