@@ -171,6 +171,25 @@ def test_what_the_pages_say_is_what_the_store_has(chromium: Any, site: Dashboard
         picture(page, "rollout")
 
 
+def test_the_interval_of_held_out_rewards_is_drawn_between_validations(chromium: Any, site: Dashboard) -> None:
+    run = run_of(site, 1)
+    values = site.json(f"1/runs/{run}/metrics")["values"]
+    known = [k for k, value in enumerate(values["val/reward_low"]) if value is not None]
+    assert len(known) == 2
+    assert known[1] - known[0] > 1, "steps without a validation between them"
+    with opened(chromium, site, f"/1/run/{run}") as page:
+        canvas = page.locator(".pick .canvas canvas")
+        canvas.wait_for()
+        alphas = canvas.evaluate(
+            "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].filter((_, i) => i % 4 === 3)"
+        )
+        # The band alone is drawn in 18 % of its colour.
+        band = sum(40 <= alpha <= 52 for alpha in alphas) / len(alphas)
+        low, high = ([values[f"val/reward_{end}"][k] for k in known] for end in ("low", "high"))
+        height = (sum(high) - sum(low)) / 2
+        assert band == pytest.approx(0.8 * height, abs=0.3 * height)
+
+
 OF_A_STEP = {
     "rollouts": "SELECT count(*) FROM here",
     "mean reward": """SELECT avg(reward) FROM (SELECT sum(json_extract(attributes, '$."agl.reward.value"')) AS reward

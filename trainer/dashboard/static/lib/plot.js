@@ -27,7 +27,7 @@ function rangeOf(low, high, unit) {
 }
 
 function options({ series, small, height, width, unit, onCursor, zoom }) {
-  const all = series.flatMap((s) => (s.low ? [s.low, s.high] : []).map(() => ({ stroke: "transparent", points: { show: false } })));
+  const all = series.flatMap((s) => (s.low ? [s.low, s.high] : []).map(() => ({ stroke: "transparent", spanGaps: true, points: { show: false } })));
   const bands = [];
   let next = 1 + series.length;
   for (const s of series) {
