@@ -125,6 +125,20 @@ def test_a_model_that_asks_for_more_keeps_its_own_attention(kind: Any, config: A
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+@pytest.mark.skipif(DEVICE != CPU, reason="the kernel is torch's own there")
+def test_a_kernel_that_is_wrong_backwards_alone_is_not_used(monkeypatch: pytest.MonkeyPatch):
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE, initializer_range=0.3)).eval()
+    assert subject.agrees(model, CPU)
+    right = subject._backward
+
+    def wrong(*arguments: Any, **options: Any) -> Any:
+        query, key, value = right(*arguments, **options)
+        return query, key * 1.1, value
+
+    monkeypatch.setattr(subject, "_backward", wrong)
+    assert not subject.agrees(model, CPU)
+
+
 class Largest(TorchDispatchMode):
     """The size of the largest tensor that any operation returns."""
 

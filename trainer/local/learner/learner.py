@@ -82,7 +82,7 @@ class Learner:
             activation_checkpointing=config.activation_checkpointing,
         )
         self._policy_without_autocast = LogProbModel(model, device, None)
-        self._trees = config.share_prefixes and agrees(self._policy.model, device)
+        self._trees = config.share_prefixes and agrees(self._policy.model, device, self.autocast)
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}

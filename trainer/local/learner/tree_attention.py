@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -25,8 +26,8 @@ TREE = "agl_tree"
 """Its name in `config._attn_implementation`."""
 BLOCK = 128
 """Tokens of a block of FlexAttention's masks."""
-TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-4, 0.03
-"""Largest difference in logits, relative to the largest logit, with weights in float32 and in fewer bits."""
+TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-4, 0.06
+"""Largest difference of logits or gradients, relative to the largest of them, in float32 and in fewer bits."""
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -94,32 +95,50 @@ def tree_attention(
 AttentionInterface.register(TREE, tree_attention)
 
 
-@torch.inference_mode()
-def agrees(model: Any, device: torch.device) -> bool:
-    """Whether `tree_attention` gives the model's own logits on short random texts with a common beginning.
+@torch.enable_grad()
+def agrees(model: Any, device: torch.device, autocast: torch.dtype | None = None) -> bool:
+    """Whether the model computes the same on short random texts with a common beginning, whether they are in trees or
+    each alone: logits, and what it gives back to the embeddings of their tokens.
 
     Args:
-        model: a `PreTrainedModel`, not peft's wrapper.
+        model: a `PreTrainedModel`, not peft's wrapper. autocast: dtype that updates compute in, if not the weights'.
     """
-    weight = model.get_input_embeddings().weight
+    embedding = model.get_input_embeddings()
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(weight.shape[0], (40,), generator=generator).numpy()
+    ids = torch.randint(embedding.weight.shape[0], (40,), generator=generator).numpy()
     texts = [ids[:16], ids[[*range(8), *range(16, 24)]], ids[[*range(12), *range(24, 40)]]]
     trees = prefix_trees([chain(text) for text in texts])
+    places = torch.from_numpy(np.concatenate(trees.places)).to(device)
 
-    def logits(ids_BT: Tensor, **arguments: Any) -> Tensor:
-        return model(input_ids=ids_BT, **arguments, use_cache=False).logits[0].float()
+    def run(ids_BT: Tensor, at: Tensor | slice = slice(None), **arguments: Any) -> tuple[Tensor, Tensor]:
+        """Logits float32 [T, V] at some places, and the gradient [U, H] of a function of them."""
+        seen: list[Tensor] = []
 
-    own = torch.cat([logits(torch.from_numpy(text)[None].long().to(device)) for text in texts])
+        def keep(_module: object, _args: object, output: Tensor) -> Tensor:
+            seen.append(output.detach().requires_grad_())
+            return seen[-1]
+
+        handle = embedding.register_forward_hook(keep)
+        try:
+            with torch.autocast(device.type, autocast, enabled=autocast is not None):
+                logits_TV = model(input_ids=ids_BT, **arguments, use_cache=False).logits[0][at].float()
+        finally:
+            handle.remove()
+        (gradient,) = torch.autograd.grad(logits_TV.logsumexp(-1).sum(), seen[-1])
+        return logits_TV.detach(), gradient[0].float()
+
+    alone = [run(torch.from_numpy(text)[None].long().to(device)) for text in texts]
     ids_BT, positions_BT, mask = tree_inputs(trees, device)
     try:
         with attention(model.config, TREE):
-            ours = logits(ids_BT, position_ids=positions_BT, attention_mask=mask)
+            ours = run(ids_BT, places, position_ids=positions_BT, attention_mask=mask)
     except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError, IndexError):
         return False
-    difference = (ours[torch.cat([torch.from_numpy(p) for p in trees.places]).to(device)] - own).abs().max()
-    tolerance = TOLERANCE if weight.dtype == torch.float32 else LOW_PRECISION_TOLERANCE
-    return bool(difference <= tolerance * own.abs().max())
+    parts = torch.cat([gradient for _, gradient in alone])
+    theirs = torch.cat([logits for logits, _ in alone]), torch.zeros_like(ours[1]).index_add_(0, places, parts)
+    exact = autocast is None and embedding.weight.dtype in (torch.float32, torch.float64)
+    tolerance = TOLERANCE if exact else LOW_PRECISION_TOLERANCE
+    return all(bool((a - b).abs().max() <= tolerance * b.abs().max()) for a, b in zip(ours, theirs, strict=True))
 
 
 class _TreeAttention(torch.autograd.Function):
