@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +18,11 @@ from typing import Any
 
 import pytest
 from dashboards import CONTROL, HOSTILE, Dashboard, served, train_arithmetic, train_hostile
+from launching import PROGRAMS, environment, launch
 
 import agl
+from agl.testing.provider import serve
+from agl.testing.subject import uses_add
 from agl.texts import printable
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -378,6 +382,24 @@ def test_what_agents_and_tools_wrote_is_text(
         assert printable(CONTROL) in seen
         assert "forked: assistant_rewritten" in seen
         picture(page, f"hostile-{size['width']}")
+
+
+def test_what_a_recorded_program_said_is_a_conversation(chromium: Any, tmp_path: Path) -> None:
+    with serve(uses_add()) as provider:
+        done = launch(tmp_path, environment(provider), "--", sys.executable, str(PROGRAMS / "bare_openai.py"))
+    assert done.returncode == 0, done.stderr
+    with served(tmp_path / "agl-runs" / "traces.db") as shown:
+        (rollout,) = shown.json("0/rollouts")["rollouts"]
+        with opened(chromium, shown, f"/0/rollout/{rollout['rollout_id']}") as page:
+            page.locator(".message").first.wait_for()
+            said = [tuple(m.inner_text().split("\n", 1)) for m in page.locator(".message").all()]
+            picture(page, "recording")
+            assert [role.lower() for role, _ in said] == ["user", "assistant", "tool", "assistant"]
+            assert 'add({"a": 2, "b": 3})' in said[1][1].replace('":', '": ').replace(",", ", ").replace("  ", " ")
+            assert said[2][1].strip() == "5"
+            assert "sum 5" in said[3][1]
+            facts = {x.locator("dt").inner_text(): x.locator("dd").inner_text() for x in page.locator(".fact").all()}
+            assert facts["calls"] == "2"
 
 
 def test_without_the_key_and_with_a_pruned_rollout(chromium: Any, site: Dashboard) -> None:

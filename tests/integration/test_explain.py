@@ -266,7 +266,7 @@ def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -
         "calls",
         "rows",
         "tools",
-        "collected",
+        "heard",
         "policy_fault",
     ]
     call = facts["calls"][0]

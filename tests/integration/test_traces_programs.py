@@ -17,6 +17,7 @@ import agl
 from agl.mdp.sequence import merge
 from agl.testing.provider import Provider, Reply, serve
 from agl.testing.subject import uses_add
+from agl.trainer.report.explain import list_rollouts, render
 
 FRAMEWORKS = {
     "bare_openai": "openai",
@@ -68,6 +69,20 @@ def test_what_a_program_of_each_framework_did_can_be_imitated(
     assert made[-1][0].count("<tool_response>\n5\n</tool_response>") == 1
     # AutoGen asks for its summary without the tools, which no template continues.
     assert len(made) == (2 if name == "autogen_agent" else 1)
+
+    (rollout,) = list_rollouts(tmp_path / "agl-runs" / "traces.db")
+    report = agl.explain(rollout["rollout_id"], tmp_path / "agl-runs" / "traces.db")
+    first, second = report.heard
+    assert (report.calls, first.error, second.error) == ([], None, None)
+    assert [m["role"] for m in first.messages][-1] == "user"
+    assert first.reply is not None
+    assert [c["function"]["name"] for c in first.reply["tool_calls"]] == ["add"]
+    assert second.reply is not None
+    assert "sum 5" in second.reply["content"]
+    # What was said before is not said again, but by AutoGen's summary, which is asked for in other words.
+    if name != "autogen_agent":
+        assert [(m["role"], m["content"]) for m in second.messages] == [("tool", "5")]
+    assert "sum 5" in render(report)
 
 
 def test_what_only_the_provider_knows_is_not_guessed(provider: Provider, student: str, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from scripted import TOOLS, Attempt, in_loop, quick_tokenizer, serving, tool_cal
 from tiny_tokenizers import template_tokenizer
 
 from agl.mdp.types import Call, int_array
-from agl.trainer.gateway.sessions import Sessions, digest
+from agl.trainer.gateway.sessions import Sessions
+from agl.trainer.rendering.digests import digest
 
 SYSTEM = {"role": "system", "content": "Use the calculator."}
 

@@ -165,7 +165,8 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
         "next": following,
         "rows": [shown(asdict(row), SHORT_TEXT) for row in report.rows],
         "tools": shown(list(report.tools)),
-        "collected": report.collected,
+        "heard": [shown(asdict(call)) for call in report.heard[:MOST_SPANS]],
+        "n_heard": len(report.heard),
         "spans": [
             shown(
                 {

@@ -6,8 +6,6 @@ returned, and then new ones. Everything else is a new conversation or a fork wit
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +15,7 @@ import orjson
 
 from agl.mdp.types import IntArray
 from agl.trainer.gateway.tokens import TokenBuffer
+from agl.trainer.rendering.digests import digest, hash_of, text_of
 
 Message = Mapping[str, Any]
 
@@ -101,7 +100,7 @@ class Sessions:
         """Find the longest earlier conversation that this request extends."""
         digests = tuple(map(digest, messages))
         chain = _chain(digests)
-        tools_digest = _hash(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))
+        tools_digest = hash_of(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))
         parent, new, cause, detail = None, 0, None, None
         for n in range(len(digests) - 1, 0, -1):
             turns = self._turns.get(chain[n])
@@ -137,7 +136,7 @@ class Sessions:
             reply: the assistant message that the client gets.
         """
         reply_digest = digest(reply)
-        end = _hash(match.chain[-1] + reply_digest)
+        end = hash_of(match.chain[-1] + reply_digest)
         self._turns.setdefault(end, {})[match.tools] = Turn(call_id, prompt_ids, response_ids, session, match.buffer)
         self._prompts.add(match.chain[-1])
         self._prefixes.update(match.chain[1:], (end,))
@@ -189,61 +188,15 @@ class Sessions:
         return ForkCause.ASSISTANT_REWRITTEN, f"message {known} (assistant) was not sampled here"
 
 
-def digest(message: Message) -> bytes:
-    """A hash of a message's content, equal for every form in which clients send back the same message.
-
-    Clients re-serialise a tool call's JSON arguments, turn "" into null, split text into parts, drop the reasoning and
-    add their own fields; none of that changes the content.
-    """
-    role = message.get("role")
-    answered_id = message.get("tool_call_id") if role == "tool" else None
-    calls = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
-    content = [role, text_of(message.get("content")), answered_id]
-    try:
-        parsed = [[call_id, f.get("name"), _arguments(f.get("arguments"))] for call_id, f in calls]
-        return _hash(orjson.dumps([*content, parsed], option=orjson.OPT_SORT_KEYS))
-    except orjson.JSONEncodeError:
-        # Arguments nested too deep to be serialised are compared as text.
-        raw = [[call_id, f.get("name"), f.get("arguments")] for call_id, f in calls]
-        return _hash(orjson.dumps([*content, raw], option=orjson.OPT_SORT_KEYS))
-
-
-def text_of(content: Any) -> str:
-    """A message's content as one text; parts are joined."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    return "".join(p if isinstance(p, str) else str(p.get("text", p.get("refusal", ""))) for p in content)
-
-
-def _arguments(value: Any) -> Any:
-    """Arguments as values. Python's JSON, which a model may write, also has NaN and half surrogate pairs."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return orjson.loads(value or "{}")
-    except orjson.JSONDecodeError:
-        pass
-    try:
-        return json.dumps(json.loads(value), sort_keys=True)
-    except (ValueError, RecursionError):
-        return value
-
-
 def _tool_call_ids(message: Message) -> list[str]:
     """The calls that a message makes or answers."""
     ids = [message.get("tool_call_id"), *(call.get("id") for call in message.get("tool_calls") or ())]
     return [i for i in ids if isinstance(i, str)]
 
 
-def _hash(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()
-
-
 def _chain(digests: Sequence[bytes]) -> tuple[bytes, ...]:
     """Running hash: entry n stands for the first n messages."""
     chain = [b""]
     for d in digests:
-        chain.append(_hash(chain[-1] + d))
+        chain.append(hash_of(chain[-1] + d))
     return tuple(chain)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agl.mdp.types import Reward
 from agl.texts import printable
-from agl.trainer.report.rollout_report import CallReport, RolloutReport, describe
+from agl.trainer.report.rollout_report import CallReport, HeardCall, RolloutReport, describe
 from agl.trainer.report.terminal import console
 from agl.trainer.report.trace_tree import error_line
 from agl.trainer.store.location import read_store
@@ -94,15 +94,11 @@ def renderable(report: RolloutReport) -> Group:
             cause = error_line(attempt.error)
             lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {cause}"), style="red"))
     lines += [_panel(call, report.tools) for call in report.calls]
-    if report.collected:
-        what = "calls were" if report.collected > 1 else "call was"
-        lines.append(
-            Text(
-                f"{report.collected} {what} answered by a model that is not a policy, so there are no token ids to "
-                f"train; agl trace show {report.rollout_id} shows the messages",
-                style="yellow",
-            )
-        )
+    lines += map(_heard, report.heard)
+    if report.heard:
+        what = "calls were" if len(report.heard) > 1 else "call was"
+        why = "answered by a model that is not a policy, so there are no token ids to train"
+        lines.append(Text(f"{len(report.heard)} {what} {why}", style="yellow"))
     if report.rows:
         table = Table(title="training rows", title_justify="left", box=None, pad_edge=False)
         for column in ("policy", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):
@@ -117,13 +113,7 @@ def renderable(report: RolloutReport) -> Group:
 
 def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
     call, trained = report.call, report.trained
-    body: list[Text] = []
-    for message in report.messages:
-        content = message.get("content")
-        text = content if isinstance(content, str) else "" if content is None else str(content)
-        if calls := ", ".join(c["function"]["name"] for c in message.get("tool_calls") or ()):
-            text += f" [{calls}]"
-        body.append(Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(text)))
+    body: list[Text] = [_said(message) for message in report.messages]
     sampled = Text("sampled   ", style="dim")
     for token in report.tokens:
         sampled.append(printable(token.text.replace("\n", "⏎")), style="green" if token.trained else "dim")
@@ -167,6 +157,22 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
         title_align="left",
         border_style="green" if call.policy else "dim",
     )
+
+
+def _said(message: Mapping[str, Any]) -> Text:
+    content = message.get("content")
+    text = content if isinstance(content, str) else "" if content is None else str(content)
+    if calls := ", ".join(c["function"]["name"] for c in message.get("tool_calls") or ()):
+        text += f" [{calls}]"
+    return Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(text))
+
+
+def _heard(call: HeardCall) -> Panel:
+    body = [_said(message) for message in (*call.messages, *([call.reply] if call.reply else ()))]
+    if call.error:
+        body.append(Text(printable(f"error     {call.error}"), style="red"))
+    title = Text(printable(f"agent {call.agent}  {call.model or 'another model'}"))
+    return Panel(Group(*body), title=title, title_align="left", border_style="dim")
 
 
 def _reward(reward: Reward) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from agl import semconv
 from agl.credit import Credit, Uniform, returns
-from agl.errors import StoreError
+from agl.errors import StoreError, UnreadableMessageError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory
 from agl.mdp.faults import Fault
 from agl.mdp.selection import Selection
@@ -17,6 +18,9 @@ from agl.mdp.sequence import merge
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, Reward
+from agl.messages import read
+from agl.messages.write import to_openai
+from agl.trainer.rendering.digests import digest
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import Attempt, Rollout, TrainedCall
 
@@ -95,6 +99,23 @@ class CallReport:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardCall:
+    """A call that another model answered, as its span has it; messages in the form of Chat Completions.
+
+    Attributes:
+        agent: that made it. model: that answered.
+        messages: those that the same agent's call before did not have. reply: None of a call that failed.
+        error: of the call, or why its messages cannot be read.
+    """
+
+    agent: str
+    model: str | None
+    messages: Sequence[Mapping[str, Any]]
+    reply: Mapping[str, Any] | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class RowReport:
     """A merged row: the policy that it trains, the calls in it (by index), its tokens, how many of them are trained,
     and whether it branches."""
@@ -116,7 +137,7 @@ class RolloutReport:
         rewards: the rollout's own. total_reward: the sum of all primary rewards; None without any.
         calls, rows, tools: of the attempt; a tool call is a dict of `name`, `tool_call_id`, `arguments`, `result`,
             `status` and `error`.
-        collected: how many calls other models answered, of which no tokens are known.
+        heard: calls that other models answered, of which no tokens are known.
         fault: why the attempt ended with an exception that a policy caused; None if it did not.
     """
 
@@ -128,7 +149,7 @@ class RolloutReport:
     calls: Sequence[CallReport]
     rows: Sequence[RowReport]
     tools: Sequence[dict[str, Any]]
-    collected: int = 0
+    heard: Sequence[HeardCall] = ()
     fault: Fault | None = None
 
     @property
@@ -151,7 +172,7 @@ class RolloutReport:
             "calls": [call.to_json() for call in self.calls],
             "rows": [asdict(row) for row in self.rows],
             "tools": list(self.tools),
-            "collected": self.collected,
+            "heard": [asdict(call) for call in self.heard],
             "policy_fault": None if self.fault is None else asdict(self.fault),
         }
 
@@ -216,9 +237,30 @@ async def describe(
         calls=[report(call) for call in calls],
         rows=_rows(attempt_trajectory, by_id),
         tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
-        collected=sum(s.operation == semconv.CHAT and s.span_id not in recorded for s in spans),
+        heard=_heard([s for s in spans if s.operation == semconv.CHAT and s.span_id not in recorded]),
         fault=attempt_trajectory.fault,
     )
+
+
+def _heard(chats: Sequence[Span]) -> list[HeardCall]:
+    before: dict[str, list[bytes]] = {}
+    heard = []
+    for span in sorted(chats, key=lambda s: s.start):
+        agent, error = span.agent or "", span.status_message if span.status == "error" else None
+        sent: list[dict[str, Any]] = []
+        reply: dict[str, Any] | None = None
+        try:
+            sent = to_openai(read.sent(span), text_only=False)
+            reply = next(iter(to_openai(read.said(span), text_only=False)), None)
+        except UnreadableMessageError as unreadable:
+            error = error or str(unreadable)
+        digests = [digest(message) for message in (*sent, *([reply] if reply else ()))]
+        pairs = zip(digests[: len(sent)], before.get(agent, ()), strict=False)
+        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        before[agent] = digests
+        model = span.attributes.get(semconv.RESPONSE_MODEL) or span.attributes.get(semconv.REQUEST_MODEL)
+        heard.append(HeardCall(agent, model, sent[known:], reply, error))
+    return heard
 
 
 def _rows(attempt_trajectory: AttemptTrajectory, calls: Mapping[str, Call]) -> list[RowReport]:

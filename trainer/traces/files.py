@@ -18,7 +18,7 @@ from agl.errors import ConfigError, ExportError, NoTrainableDataError, nearest
 from agl.mdp.selection import DEFAULT_POLICY
 from agl.mdp.sequence import TrainingRow, merge
 from agl.mdp.types import IntArray, Trajectory
-from agl.trainer.gateway.sessions import digest
+from agl.trainer.rendering.digests import digest
 from agl.trainer.rendering.normalise import normalise, rename_call_ids
 from agl.trainer.report.export.json_files import to_json
 from agl.trainer.report.export.to_files import atomic_folder
