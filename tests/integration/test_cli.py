@@ -91,6 +91,8 @@ def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None
     trained = [r for r in rollouts if r["mode"] == "train"]
     assert len(trained) == 16
     assert "train" in listed.stdout
+    # Not cut at a screen's width, as another program reads them.
+    assert str(trained[-1]["task"]) in listed.stdout
     shown = _agl("explain", trained[0]["rollout_id"][:13], "--store", "out", "--json", "one.json", cwd=here)
     one = json.loads((here / "one.json").read_text())
     assert one["rollout_id"] == trained[0]["rollout_id"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -245,7 +246,7 @@ def _calls(result: agl.Result, rollout_id: str) -> list[Any]:
 def test_what_is_not_there(trained: agl.Result, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store at this path"):
         agl.explain("ro-1", tmp_path / "nothing")
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match=f"ro-nobody.*store=sqlite:///{re.escape(str(trained.directory))}"):
         agl.explain("ro-nobody", trained.directory)
     with pytest.raises(StoreError, match="has attempts 1, not 7"):
         agl.explain(_reports(trained)[0].rollout_id, trained.directory, attempt=7)

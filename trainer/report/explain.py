@@ -21,6 +21,8 @@ from agl.trainer.report.trace_tree import error_line
 from agl.trainer.store.location import read_store
 
 _SHOWN_LOGPROBS = 24
+PIPED_WIDTH = 1000
+"""Columns of a list that is not printed to a terminal."""
 
 
 def explain(rollout_id: str, store: str | Path | None = None, *, attempt: int | None = None) -> RolloutReport:
@@ -60,6 +62,8 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
         task = r.task["command"] if isinstance(r.task, dict) and r.task.keys() == {"command"} else r.task
         table.add_row(r.rollout_id, started, took, r.mode, step, Text(status, style=color), Text(printable(str(task))))
     out = console()
+    if not out.is_terminal:  # Rows that another program reads are not cut at a screen's width.
+        table.expand, out.width = False, PIPED_WIDTH
     out.print(table)
     if len(rollouts) > limit:
         out.print(f"the newest {limit} of {len(rollouts)} rollouts", style="dim")

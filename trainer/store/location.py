@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -57,13 +58,17 @@ def read_store(store: str | Path | None, query: Callable[[Store], Awaitable[T]])
     """The result of a query of an existing store, for callers outside an event loop.
 
     Raises:
-        StoreError: there is no such store; or as the query.
+        StoreError: there is no such store; or as the query, with the store's name.
     """
 
     async def main() -> T:
-        opened = await open_store(find_store(store))
+        url = find_store(store)
+        opened = await open_store(url)
         try:
             return await query(opened)
+        except StoreError as error:
+            error.where.setdefault("store", re.sub(r"//[^/@]*@", "//", url))
+            raise
         finally:
             await opened.close()
 
