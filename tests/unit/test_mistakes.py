@@ -48,6 +48,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "agl.credit.Discounted(...)",
     ),
     "lora's rank alone": (lambda _: grpo(lora=16), "lora is 16", "agl.LoraSpec(...)"),
+    "a reward range from high to low": (
+        lambda _: agl.Trainer(grpo(), reward_range=(1, 0)),
+        "reward_range=(1, 0)",
+        "lowest and the highest",
+    ),
     "one beta": (lambda _: grpo(betas=0.9), "betas is 0.9", "a tuple (a number, a number)"),
     "agents by number": (lambda _: trainer(agents=3), "agents= is 3", "a name, a glob"),
     "context in words": (lambda _: grpo(max_context="8k"), "max_context is '8k'", "a whole number"),

@@ -214,6 +214,7 @@ def test_every_setting_that_can_be_text_is_an_option_with_a_help_text() -> None:
 
 
 def test_the_flags_of_earlier_versions_work(train: Any) -> None:
+    assert train("--reward-range", "-1,1")[1]["reward_range"] == (-1.0, 1.0)
     algorithm, options = train("--lora-rank", 4, "--workers", 2, "--out", "here")
     assert (algorithm.lora, options["n_workers"], options["directory"]) == (agl.LoraSpec(rank=4, alpha=8.0), 2, "here")
     earlier = (
@@ -222,5 +223,5 @@ def test_the_flags_of_earlier_versions_work(train: Any) -> None:
         "prompts device runners host port gateways store silent-seconds timeout max-attempts log project name seed "
         "resume dev dashboard set config json quiet"
     )
-    new = {"lora", "n-workers", "directory", "runner-patience", "capture-content", "air-rules", "help"}
+    new = {"lora", "n-workers", "directory", "runner-patience", "capture-content", "air-rules", "reward-range", "help"}
     assert flags("train") == {f"--{name}" for name in {*earlier.split(), *new}}

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from agl.credit import Credit
 from agl.errors import ConfigError, nearest
@@ -78,6 +78,9 @@ _AS_TEXT: Mapping[str, Any] = {
     "agents": str | list[str] | None,
     "credit": str,
     "air": bool,
+    "reward_range": Annotated[
+        tuple[float, float] | None, BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given)
+    ],
     "store": str,
     "log": str | list[str],
 }

@@ -52,6 +52,8 @@ class RunConfig:
         credit: how rewards become returns: "uniform", "discounted(0.9)", or another rule of `agl.credit`. In Python the
             rule itself, or a function.
         air: reward tool outcomes, calls and handoffs by the rules of `agl.air`. In Python also your own `agl.AIR()`.
+        reward_range: lowest and highest total reward of an attempt, such as "0,1"; one whose reward lies outside fails,
+            and is not trained. None = any, with a warning where one is 100 times as large as all others of its step.
         group_reward: scores the rollouts of each task against each other: `agl.rewards.RankJudge(model)`. The agent's
             own rewards, if any, are added.
         n_workers: rollouts that run at once.
@@ -93,6 +95,7 @@ class RunConfig:
     policies: Mapping[str, Policy] = field(default_factory=dict)
     credit: Credit = field(default_factory=Uniform)
     air: bool | AIR | None = None
+    reward_range: tuple[float, float] | None = None
     group_reward: GroupReward | None = None
     n_workers: int = 8
     store: str | Store | None = field(default=None, metadata=_UNRECORDED)
@@ -129,6 +132,9 @@ class RunConfig:
             "initial_resources": dict(self.initial_resources or {}),
             "hooks": as_tuple(self.hooks),
         }
+        low, high = self.reward_range or (0, 1)
+        if not low < high:
+            raise ConfigError(f"reward_range={self.reward_range!r}", hint="give the lowest and the highest: (0, 1)")
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
         require_positive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +13,11 @@ from agl.mdp.types import Reward
 from agl.trainer.report.statistics import reward_interval
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.runners.protocol import RolloutResult
+
+log = logging.getLogger("agl")
+
+SUSPICIOUS = 100
+"""How many times as large as all others a reward is that nobody meant."""
 
 
 def require_some(results: Sequence[RolloutResult], what: str) -> list[RolloutResult]:
@@ -47,6 +53,13 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
     if not rewarded:
         return {f"{mode}/reward": math.nan}
     total = math.fsum(trajectory.reward or 0.0 for trajectory in rewarded)
+    *others, largest = sorted(rewarded, key=lambda trajectory: abs(trajectory.reward or 0.0))
+    if others and abs(largest.reward or 0.0) > SUSPICIOUS * abs(others[-1].reward or 0.0) > 0:
+        log.warning(
+            "rollout %s has a reward of %g, all others of its step at most %g: is that meant? "
+            "Trainer(reward_range=(low, high)) refuses what is not",
+            largest.trajectory.rollout_id, largest.reward, abs(others[-1].reward or 0.0),
+        )  # fmt: skip
     by_name: dict[str, list[float]] = defaultdict(list)
     for reward in (reward for trajectory in rewarded for reward, _ in trajectory.credited):
         by_name[reward_label(reward)].append(reward.value)

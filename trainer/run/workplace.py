@@ -107,6 +107,7 @@ class Workplace:
                 on_result=self._on_result,
                 air=rule_set(config.air),
                 rewarded=rewarded and config.group_reward is None,
+                reward_range=config.reward_range,
                 capture_content=config.capture_content,
                 # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
                 silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,

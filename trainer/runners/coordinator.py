@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -83,7 +84,7 @@ class RunCoordinator:
             addition; None = those of the store alone, under that id or the latest.
         model: the name that agents see for the policy. run_id: the run whose rollouts are leased; None = any.
         on_result: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
-        rewarded: whether an attempt without a reward has failed.
+        rewarded: whether an attempt without a reward has failed. reward_range: outside of which it has failed, too.
         silent_seconds: how long a worker may be silent, for rollouts without `unresponsive_seconds`.
         guard: of workers that other people start; None trusts every worker.
         end_worker: called with each lease that is past its limits and its worker; ends the worker, and returns the
@@ -104,6 +105,7 @@ class RunCoordinator:
         on_result: Callable[[RolloutResult], None] = lambda result: None,
         air: AIR | None = None,
         rewarded: bool = True,
+        reward_range: tuple[float, float] | None = None,
         capture_content: bool = True,
         silent_seconds: float | None = None,
         guard: LeaseGuard | None = None,
@@ -113,6 +115,7 @@ class RunCoordinator:
         self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
         self.resources, self.model, self.run_id, self.on_result = resources, model, run_id, on_result
         self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
+        self.reward_range = reward_range or (-math.inf, math.inf)
         self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
         self.memory = memory
         self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
@@ -497,6 +500,15 @@ class RunCoordinator:
             raise RewardError(
                 f"agent {next(outermost, None)!r} returned no reward and emitted none",
                 hint="return a number, pass reward= to agl.wrap, or call agl.emit_reward",
+                rollout=rollout.rollout_id,
+                attempt=attempt,
+            )
+        low, high = self.reward_range
+        if trajectory.reward is not None and not low <= trajectory.reward <= high:
+            parts = ", ".join(f"{r.name} {r.value:g} ({r.source})" for r, _ in trajectory.credited if r.primary)
+            raise RewardError(
+                f"its reward {trajectory.reward:g} lies outside of reward_range ({low:g}, {high:g}): {parts}",
+                hint="mend the reward, or widen Trainer(reward_range=...)",
                 rollout=rollout.rollout_id,
                 attempt=attempt,
             )
