@@ -254,8 +254,8 @@ MUTATIONS = (
     Mutation(
         "other tools are continued",
         "trainer/gateway/sessions.py",
-        "_hash(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))",
-        "_hash(orjson.dumps([policy], option=orjson.OPT_SORT_KEYS))",
+        "hash_of(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))",
+        "hash_of(orjson.dumps([policy], option=orjson.OPT_SORT_KEYS))",
         unit("sessions", "test_other_tools_fork"),
     ),
     Mutation(
@@ -403,6 +403,41 @@ MUTATIONS = (
         '            "code": code,\n',
         '            "code": f"EXPECTED = {tests!r}\\n{code}",\n',
         unit("graders_code", "test_a_program_is_not_told_what_is_expected"),
+    ),
+    Mutation(
+        "tokens with advantage 0 are not told apart",
+        "trainer/store/sql/runs.py",
+        "case((T.c.advantage == 0, T.c.tokens), else_=0)",
+        "case((T.c.advantage > 1e9, T.c.tokens), else_=0)",
+        ("tests/integration/test_store_conformance.py",),
+    ),
+    Mutation(
+        "a reward out of range is trained",
+        "trainer/runners/coordinator.py",
+        "not low <= trajectory.reward <= high",
+        "False",
+        ("tests/integration/test_reward_range.py",),
+    ),
+    Mutation(
+        "what was said before is said again",
+        "trainer/report/rollout_report.py",
+        "sent[known:]",
+        "sent",
+        ("tests/integration/test_traces_programs.py::test_what_a_program_of_each_framework_did_can_be_imitated",),
+    ),
+    Mutation(
+        "gradients of trees are not compared",
+        "trainer/local/learner/tree_attention.py",
+        "for a, b in zip(ours, theirs, strict=True))",
+        "for a, b in zip(ours[:1], theirs[:1], strict=True))",
+        unit("tree_attention", "test_a_kernel_that_is_wrong_backwards_alone_is_not_used"),
+    ),
+    Mutation(
+        "a padded place is seen",
+        "trainer/local/learner/prefix_trees.py",
+        "ends_U = np.arange(1, size + 1)",
+        "ends_U = np.full(size, size)",
+        unit("tree_attention", "test_the_mask_of_a_gpu_is_that_of_the_blocks"),
     ),
     Mutation(
         "interval of success too narrow",
