@@ -222,7 +222,7 @@ def policy_report(name: str, query: RolloutQuery, rollouts: Sequence[EvaluatedRo
     everyone = [r for rows in ended.values() for r in rows]
 
     def over_tasks(value: Callable[[EvaluatedRollout], float]) -> Estimate:
-        found = [[x for x in map(value, rows) if x is not None] for rows in ended.values()]
+        found = [[value(r) for r in rows] for rows in ended.values()]
         interval = statistics.reward_interval(found) if found else (np.nan, np.nan)
         return estimate(np.array([mean_of(values) for values in found], np.float64), interval)
 
