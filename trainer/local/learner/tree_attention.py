@@ -127,9 +127,9 @@ def agrees(model: Any, device: torch.device, autocast: torch.dtype | None = None
         (gradient,) = torch.autograd.grad(logits_TV.logsumexp(-1).sum(), seen[-1])
         return logits_TV.detach(), gradient[0].float()
 
-    alone = [run(torch.from_numpy(text)[None].long().to(device)) for text in texts]
     ids_BT, positions_BT, mask = tree_inputs(trees, device)
     try:
+        alone = [run(torch.from_numpy(text)[None].long().to(device)) for text in texts]
         with attention(model.config, TREE):
             ours = run(ids_BT, places, position_ids=positions_BT, attention_mask=mask)
     except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError, IndexError):
