@@ -16,7 +16,7 @@ if [ -n "$bundle" ]; then
     unpacked="$bundle/unpacked"
     if [ ! -f "$unpacked/done" ]; then
         mkdir -p "$unpacked"
-        cat "$bundle"/bundle.tar.* | tar -x -C "$unpacked"
+        cat "$bundle"/bundle.tar.xz.* | tar -x -J -C "$unpacked"
         # Beside the interpreter's own packages, of which torch is one, wherever they are.
         "$python" -m pip install --quiet --no-deps --target "$unpacked/site" "$unpacked"/wheels/*.whl
         touch "$unpacked/done"

@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
 # Packs what benchmarks/gpu.sh needs on a machine without network: wheels of everything but torch, and SmolLM2.
-#   benchmarks/gpu_bundle.sh OUT     -> OUT/bundle.tar.aa, .ab, ..., of at most 60 MB each
-# Run it on the Python version and kind of system (Linux, x86-64) of the machine with the GPU.
+#   benchmarks/gpu_bundle.sh OUT [HAVE]     -> OUT/bundle.tar.xz.aa, .ab, ..., of at most 45 MB each
+# Run it with the Python version (PYTHON=python3.12) and on the kind of system (Linux, x86-64) of the machine with the GPU.
+# HAVE: a file with the names of packages that are there, one a line (pip list --format=freeze | cut -d= -f1), which are
+# left out.
 set -euo pipefail
 out="$(mkdir -p "$1" && cd "$1" && pwd)"
+have="$(realpath "${2:-/dev/null}")"
+python="${PYTHON:-python3}"
 cd "$(dirname "$0")/.."
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/wheels"
 
 # What it takes apart from torch, which brings its own CUDA.
-python3 - >"$work/requirements.txt" <<'PYTHON'
+"$python" - >"$work/requirements.txt" <<'PYTHON'
 import re, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
@@ -20,10 +24,14 @@ wanted += ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "anthropic"
 print(*sorted({line for line in wanted if not re.match(r"torch\b|agl\b", line)}), sep="\n")
 PYTHON
 # torch is on the other machine: it is resolved here, so that all fits it, and left out of the bundle.
-python3 -m pip download --quiet --only-binary=:all: --dest "$work/wheels" -c constraints.txt -r "$work/requirements.txt"
+"$python" -m pip download --quiet --only-binary=:all: --dest "$work/wheels" -c constraints.txt -r "$work/requirements.txt"
 rm -f "$work"/wheels/torch-* "$work"/wheels/nvidia_* "$work"/wheels/triton-* "$work"/wheels/cuda_*
+while read -r name; do
+    # Wheels are named with underscores or points, and some with capitals.
+    find "$work/wheels" -iname "$(tr '.-' '??' <<<"$name")-[0-9]*" -delete
+done <"$have"
 model="$(PYTHONPATH="$PWD/.src" python3 -c 'from agl.trainer.quickstart.smollm2 import smollm2_file; print(smollm2_file())')"
 cp "$model" "$work/"
-rm -f "$out"/bundle.tar.*
-tar -c -C "$work" . | split -b 60000000 - "$out/bundle.tar."
+rm -f "$out"/bundle.tar.xz.*
+tar -c -C "$work" . | xz -T0 | split -b 45000000 - "$out/bundle.tar.xz."
 ls -l "$out"
