@@ -103,10 +103,11 @@ def agrees(model: Any, device: torch.device, autocast: torch.dtype | None = None
     Args:
         model: a `PreTrainedModel`, not peft's wrapper. autocast: dtype that updates compute in, if not the weights'.
     """
-    embedding = model.get_input_embeddings()
+    embedding, size = model.get_input_embeddings(), 1 if device.type == "cpu" else BLOCK // 16
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(embedding.weight.shape[0], (40,), generator=generator).numpy()
-    texts = [ids[:16], ids[[*range(8), *range(16, 24)]], ids[[*range(12), *range(24, 40)]]]
+    # On a GPU of several of its blocks.
+    pieces = np.split(torch.randint(embedding.weight.shape[0], (40 * size,), generator=generator).numpy(), 10)
+    texts = [np.concatenate([pieces[i] for i in text]) for text in ((0, 1, 2, 3), (0, 1, 4, 5), (0, 1, 2, 6, 7, 8, 9))]
     trees = prefix_trees([chain(text) for text in texts])
     places = torch.from_numpy(np.concatenate(trees.places)).to(device)
 
