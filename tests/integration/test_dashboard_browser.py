@@ -24,6 +24,9 @@ import agl
 from agl.testing.provider import serve
 from agl.testing.subject import uses_add
 from agl.texts import printable
+from agl.trainer.http.aio import run_in_thread
+from agl.trainer.store import open_store
+from agl.trainer.store.types import TrainingRun
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
@@ -192,6 +195,35 @@ def test_the_interval_of_held_out_rewards_is_drawn_between_validations(chromium:
         low, high = ([values[f"val/reward_{end}"][k] for k in known] for end in ("low", "high"))
         height = (sum(high) - sum(low)) / 2
         assert band == pytest.approx(0.8 * height, abs=0.3 * height)
+
+
+def test_a_long_run_and_one_with_other_steps(chromium: Any, tmp_path: Path) -> None:
+    """Every validation can be opened, numbered metrics are in order, and a legend names the step of each value."""
+
+    async def write(path: Path, steps: range) -> None:
+        store = await open_store(f"sqlite:///{path / 'run.db'}")
+        await store.put_run(TrainingRun(path.name, status="succeeded", step=steps[-1], created_at=1.0))
+        for step in steps:
+            numbered = {f"learner/number_{i}": float(i + step) for i in (10, 2, 1)}
+            await store.add_metrics(path.name, step, {"val/reward": step / 100, **numbered})
+        await store.close()
+
+    for name, steps in (("long", range(0, 50)), ("short", range(0, 3))):
+        (tmp_path / name).mkdir()
+        run_in_thread(write(tmp_path / name, steps))
+    with served(tmp_path / "long", tmp_path / "short") as shown:
+        with opened(chromium, shown, "/0/run/long") as page:
+            page.locator(".plot .name").nth(3).wait_for()
+            names = page.locator(".plot .name").all_text_contents()
+            assert [name for name in names if name.startswith("number")] == ["number_1", "number_2", "number_10"]
+            page.get_by_label("validation").select_option("40")
+            page.wait_for_url(re.compile("/0/run/long/val/40$"))
+        page = chromium.new_page()  # Not `opened`: that they have no tasks in common is an error in the console.
+        page.goto(f"{shown.link}/compare?a=0:long&b=1:short")
+        page.locator(".legend").first.wait_for()
+        legend = " ".join(page.locator(".legend").first.inner_text().split())
+        assert legend == "step 49 a0.49 b0.02 at step 2"
+        page.close()
 
 
 OF_A_STEP = {

@@ -10,6 +10,9 @@ export function num(value, digits = 3) {
   return String(Number(value.toFixed(digits)));
 }
 
+// number_2 before number_10.
+export const byName = (a, b) => a.localeCompare(b, "en", { numeric: true });
+
 export function signed(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   const text = num(Math.abs(value), digits);

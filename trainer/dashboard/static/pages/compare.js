@@ -1,7 +1,7 @@
 // Two runs, or two validations of one, on the same held-out tasks.
 import { html } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
-import { num, signed } from "../lib/format.js";
+import { byName, num, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { runPath, setQuery } from "../lib/route.js";
 import { Crumbs, Fact, Failure, Link, Loaded, TaskText } from "../lib/ui.js";
@@ -43,7 +43,7 @@ function overlaid(data, name) {
 function Curves({ data }) {
   const names = Object.keys(data[0].values).filter((name) => data[1].values[name]);
   const first = ["val/reward", "train/reward"].filter((name) => names.includes(name));
-  const others = names.filter((name) => !first.includes(name)).sort();
+  const others = names.filter((name) => !first.includes(name)).sort(byName);
   return html`
     <div class="halves">
       ${first.map((name) => html`<section class="card"><${Plot} label=${name === "val/reward" ? "held-out reward" : "training reward"} height=${200} unit ...${overlaid(data, name)} /></section>`)}

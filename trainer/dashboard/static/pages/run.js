@@ -1,7 +1,7 @@
 // One run: reward over its steps, every other metric, its settings. Follows a running job.
 import { html, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
-import { ago, clock, duration, num, signed } from "../lib/format.js";
+import { ago, byName, clock, duration, num, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { href, stepPath } from "../lib/route.js";
 import { Crumbs, Fact, Loaded, Status, Value, statusOf } from "../lib/ui.js";
@@ -104,9 +104,7 @@ function View({ store, run, metrics }) {
             <${Plot} label="reward" steps=${steps} series=${reward} height=${260} unit onPick=${open} />
             <div class="picks">
               <${StepPicker} store=${store} run=${run} trained=${trained} />
-              ${validations.length > 0 &&
-              html`<span class="dim">validations:</span>
-                ${spread(validations, 12).map((s) => html`<a class="pill" href=${href(stepPath(store, run.run_id, "val", s))}>${num(s)}</a>`)}`}
+              ${validations.length > 0 && html`<${Validations} ...${{ validations, path: (s) => href(stepPath(store, run.run_id, "val", s)) }} />`}
             </div>
           </section>
           ${groups.map(
@@ -152,15 +150,9 @@ function isConstant(values) {
   return all.length > 1 && all.every((value) => value === all[0]);
 }
 
-function spread(items, most) {
-  if (items.length <= most) return items;
-  const chosen = Array.from({ length: most }, (_, i) => items[Math.round((i * (items.length - 1)) / (most - 1))]);
-  return [...new Set(chosen)];
-}
-
 function grouped(values) {
   const groups = new Map();
-  for (const name of Object.keys(values).sort()) {
+  for (const name of Object.keys(values).sort(byName)) {
     const isBound = INTERVAL.flat().some((end) => name.endsWith(end) && values[name.slice(0, -end.length)]);
     if (DRAWN_ABOVE.has(name) || isBound || isRepeated(values, name)) continue;
     const group = name.includes("/") ? name.slice(0, name.indexOf("/")) : "run";
@@ -185,6 +177,16 @@ function Ends({ values }) {
 }
 
 const total = (values) => known(values).reduce((a, b) => a + b, 0);
+
+function Validations({ validations, path }) {
+  if (validations.length <= 12) {
+    return html`<span class="dim">validations:</span>${validations.map((s) => html`<a class="pill" href=${path(s)}>${num(s)}</a>`)}`;
+  }
+  return html`<label>validation <select onChange=${(event) => (location.hash = path(event.target.value))}>
+    <option>at step …</option>
+    ${validations.map((s) => html`<option value=${s}>${num(s)}</option>`)}
+  </select></label>`;
+}
 
 function StepPicker({ store, run, trained }) {
   if (trained.length === 0) return null;
