@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from scripted import (
     TOOLS,
@@ -304,6 +304,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
+@example(template="qwen3", pieces=["\n", "<think>"], noise=[], tools=False, stop=False, step=1)
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     template=st.sampled_from(["chatml", "qwen25", "qwen3", "llama31", "mistral_v3"]),

@@ -54,6 +54,8 @@ class MessageDeltas:
         if self._request.tools:
             # White space around the text is dropped when tool calls follow.
             text = "" if text[:1].isspace() else text.rstrip()
+        if text.isspace():  # It is dropped when reasoning follows.
+            return
         # A character can end in the next token; what decodes to a replacement now may not then.
         text = text.rstrip("\ufffd")
         if text:
