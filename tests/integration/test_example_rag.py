@@ -52,7 +52,7 @@ def test_who_searches_twice_is_right(index: Path, tmp_path: Path) -> None:
 
 def test_who_says_nothing_earns_nothing(index: Path, tmp_path: Path) -> None:
     policy = evaluated(says("I do not know"), index, tmp_path)
-    assert policy.reward.high == 0
+    assert policy.reward.value == policy.success.value == 0
 
 
 def test_without_the_tool_nothing_can_be_found(index: Path, tmp_path: Path) -> None:
