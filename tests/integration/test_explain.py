@@ -267,7 +267,7 @@ def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -
         "calls",
         "rows",
         "tools",
-        "heard",
+        "provider_calls",
         "policy_fault",
     ]
     call = facts["calls"][0]

@@ -1,4 +1,4 @@
-"""A reward that nobody meant: refused where a range is given, and said where none is."""
+"""A reward that nobody meant: refused where a range is set, and warned of where none is."""
 
 from __future__ import annotations
 

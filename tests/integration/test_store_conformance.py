@@ -1222,7 +1222,7 @@ def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
             forks=2,
             tokens=10,
             trained_tokens=9,
-            idle_tokens=2,
+            zero_advantage_tokens=2,
             advantage=4 / 9,
             dropped="long",
         )
@@ -1240,7 +1240,9 @@ def test_a_steps_rollouts_come_with_their_numbers(store: Store) -> None:
         assert ended is not None
         await store.prune(ended + 1, run_ids=[run_id])
         (left,) = await store.query_step(run_id, 3)
-        assert left == RolloutSummary(summary.rollout, trained_tokens=9, idle_tokens=2, advantage=4 / 9, dropped="long")
+        assert left == RolloutSummary(
+            summary.rollout, trained_tokens=9, zero_advantage_tokens=2, advantage=4 / 9, dropped="long"
+        )
         assert left.reward is None
 
     asyncio.run(scenario())

@@ -72,7 +72,7 @@ def test_what_a_program_of_each_framework_did_can_be_imitated(
 
     (rollout,) = list_rollouts(tmp_path / "agl-runs" / "traces.db")
     report = agl.explain(rollout["rollout_id"], tmp_path / "agl-runs" / "traces.db")
-    first, second = report.heard
+    first, second = report.provider_calls
     assert (report.calls, first.error, second.error) == ([], None, None)
     assert [m["role"] for m in first.messages][-1] == "user"
     assert first.reply is not None

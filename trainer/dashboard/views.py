@@ -117,7 +117,7 @@ def summary_json(summary: RolloutSummary) -> dict[str, Any]:
             "forks": summary.forks,
             "tokens": summary.tokens,
             "trained_tokens": summary.trained_tokens,
-            "idle_tokens": summary.idle_tokens,
+            "zero_advantage_tokens": summary.zero_advantage_tokens,
             "advantage": summary.advantage,
             "dropped": summary.dropped,
         },
@@ -165,8 +165,8 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
         "next": following,
         "rows": [shown(asdict(row), SHORT_TEXT) for row in report.rows],
         "tools": shown(list(report.tools)),
-        "heard": [shown(asdict(call)) for call in report.heard[:MOST_SPANS]],
-        "n_heard": len(report.heard),
+        "provider_calls": [shown(asdict(call)) for call in report.provider_calls[:MOST_SPANS]],
+        "n_provider_calls": len(report.provider_calls),
         "spans": [
             shown(
                 {

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agl.mdp.types import Reward
 from agl.texts import printable
-from agl.trainer.report.rollout_report import CallReport, HeardCall, RolloutReport, describe
+from agl.trainer.report.rollout_report import CallReport, ProviderCall, RolloutReport, describe
 from agl.trainer.report.terminal import console
 from agl.trainer.report.trace_tree import error_line
 from agl.trainer.store.location import read_store
@@ -98,11 +98,11 @@ def renderable(report: RolloutReport) -> Group:
             cause = error_line(attempt.error)
             lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {cause}"), style="red"))
     lines += [_panel(call, report.tools) for call in report.calls]
-    lines += map(_heard, report.heard)
-    if report.heard:
-        what = "calls were" if len(report.heard) > 1 else "call was"
+    lines += map(_provider_call, report.provider_calls)
+    if report.provider_calls:
+        what = "calls were" if len(report.provider_calls) > 1 else "call was"
         why = "answered by a model that is not a policy, so there are no token ids to train"
-        lines.append(Text(f"{len(report.heard)} {what} {why}", style="yellow"))
+        lines.append(Text(f"{len(report.provider_calls)} {what} {why}", style="yellow"))
     if report.rows:
         table = Table(title="training rows", title_justify="left", box=None, pad_edge=False)
         for column in ("policy", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):
@@ -171,7 +171,7 @@ def _said(message: Mapping[str, Any]) -> Text:
     return Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(text))
 
 
-def _heard(call: HeardCall) -> Panel:
+def _provider_call(call: ProviderCall) -> Panel:
     body = [_said(message) for message in (*call.messages, *([call.reply] if call.reply else ()))]
     if call.error:
         body.append(Text(printable(f"error     {call.error}"), style="red"))

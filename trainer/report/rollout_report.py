@@ -99,7 +99,7 @@ class CallReport:
 
 
 @dataclass(frozen=True, slots=True)
-class HeardCall:
+class ProviderCall:
     """A call that another model answered, as its span has it; messages in the form of Chat Completions.
 
     Attributes:
@@ -137,7 +137,7 @@ class RolloutReport:
         rewards: the rollout's own. total_reward: the sum of all primary rewards; None without any.
         calls, rows, tools: of the attempt; a tool call is a dict of `name`, `tool_call_id`, `arguments`, `result`,
             `status` and `error`.
-        heard: calls that other models answered, of which no tokens are known.
+        provider_calls: calls that other models answered, of which no tokens are known.
         fault: why the attempt ended with an exception that a policy caused; None if it did not.
     """
 
@@ -149,7 +149,7 @@ class RolloutReport:
     calls: Sequence[CallReport]
     rows: Sequence[RowReport]
     tools: Sequence[dict[str, Any]]
-    heard: Sequence[HeardCall] = ()
+    provider_calls: Sequence[ProviderCall] = ()
     fault: Fault | None = None
 
     @property
@@ -172,7 +172,7 @@ class RolloutReport:
             "calls": [call.to_json() for call in self.calls],
             "rows": [asdict(row) for row in self.rows],
             "tools": list(self.tools),
-            "heard": [asdict(call) for call in self.heard],
+            "provider_calls": [asdict(call) for call in self.provider_calls],
             "policy_fault": None if self.fault is None else asdict(self.fault),
         }
 
@@ -237,14 +237,14 @@ async def describe(
         calls=[report(call) for call in calls],
         rows=_rows(attempt_trajectory, by_id),
         tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
-        heard=_heard([s for s in spans if s.operation == semconv.CHAT and s.span_id not in recorded]),
+        provider_calls=_provider_calls([s for s in spans if s.operation == semconv.CHAT and s.span_id not in recorded]),
         fault=attempt_trajectory.fault,
     )
 
 
-def _heard(chats: Sequence[Span]) -> list[HeardCall]:
+def _provider_calls(chats: Sequence[Span]) -> list[ProviderCall]:
     before: dict[str, list[bytes]] = {}
-    heard = []
+    provider_calls = []
     for span in sorted(chats, key=lambda s: s.start):
         agent, error = span.agent or "", span.status_message if span.status == "error" else None
         sent: list[dict[str, Any]] = []
@@ -259,8 +259,8 @@ def _heard(chats: Sequence[Span]) -> list[HeardCall]:
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         before[agent] = digests
         model = span.attributes.get(semconv.RESPONSE_MODEL) or span.attributes.get(semconv.REQUEST_MODEL)
-        heard.append(HeardCall(agent, model, sent[known:], reply, error))
-    return heard
+        provider_calls.append(ProviderCall(agent, model, sent[known:], reply, error))
+    return provider_calls
 
 
 def _rows(attempt_trajectory: AttemptTrajectory, calls: Mapping[str, Call]) -> list[RowReport]:

@@ -211,8 +211,8 @@ class RolloutSummary:
         rewards: those of its last attempt, AIR's included, in the order in which they were earned.
         agents: who made its calls, in the order of their first ones. The numbers are of its last attempt:
         calls, failed_calls: LLM calls, and those of them that failed. forks: conversations that were not continued.
-        tokens: sampled ones. trained_tokens: those of them that were trained. idle_tokens: those of the trained whose
-            advantage is 0.
+        tokens: sampled ones. trained_tokens: those of them that were trained. zero_advantage_tokens: those of these
+            whose advantage is 0.
         advantage: the mean of its trained calls' advantages, weighted by their tokens; None if none was trained.
         dropped: a reason why a call was not trained.
     """
@@ -226,7 +226,7 @@ class RolloutSummary:
     forks: int = 0
     tokens: int = 0
     trained_tokens: int = 0
-    idle_tokens: int = 0
+    zero_advantage_tokens: int = 0
     advantage: float | None = None
     dropped: str | None = None
 

@@ -153,7 +153,7 @@ def query_step(
             codec.unpack_text(row["why"]),
             tuple(rewards[row["rollout_id"]]),
             trained_tokens=row["trained"] or 0,
-            idle_tokens=row["idle"] or 0,
+            zero_advantage_tokens=row["idle"] or 0,
             advantage=row["weighted"] / row["trained"] if row["trained"] else None,
             dropped=row["dropped"],
             **calls[row["rollout_id"]],

@@ -42,7 +42,7 @@ function View({ store, path, first, query }) {
   }
   const at = siblings.indexOf(rollout.rollout_id);
   const neighbour = (by, text) => siblings[at + by] && html`<${Link} to=${[store, "rollout", siblings[at + by]]} query=${{ view: query.view, color: query.color }}>${text}<//>`;
-  const view = query.view || (calls.some((c) => c.n_tokens > 0) ? "tokens" : first.n_heard > 0 ? "conversation" : "spans");
+  const view = query.view || (calls.some((c) => c.n_tokens > 0) ? "tokens" : first.n_provider_calls > 0 ? "conversation" : "spans");
   return html`
     <div class="head">
       <h1 class="mono">${rollout.rollout_id}</h1>
@@ -58,13 +58,13 @@ function View({ store, path, first, query }) {
     <${Attempts} attempts=${attempts} shown=${first.attempt} />
     ${first.calls &&
     html`
-      ${first.n_heard > 0 && html`<p class="note">${num(first.n_heard)} calls were answered by a model that is not a policy, so there are no token ids to train.</p>`}
+      ${first.n_provider_calls > 0 && html`<p class="note">${num(first.n_provider_calls)} calls were answered by a model that is not a policy, so there are no token ids to train.</p>`}
       <div class="bar-row">
         <${Switch} label="view" options=${VIEWS} value=${view} onChange=${(name) => setQuery({ view: name })} />
         ${view === "tokens" && html`<${ColorSwitch} query=${query} />`}
       </div>
       ${view === "tokens" && html`<${Tokens} calls=${calls} rows=${first.rows} query=${query} />`}
-      ${view === "conversation" && html`<${Conversation} calls=${calls} heard=${first.heard} omitted=${first.n_heard - first.heard.length} />`}
+      ${view === "conversation" && html`<${Conversation} calls=${calls} provider_calls=${first.provider_calls} omitted=${first.n_provider_calls - first.provider_calls.length} />`}
       ${view === "spans" && html`<${Spans} spans=${first.spans} omitted=${first.omitted_spans} />`}
       ${rest.error && html`<${Failure} error=${rest.error} />`}
       ${rest.next && view !== "spans" && html`<p><button type="button" onClick=${more}>Show more: ${num(calls.length)} of ${num(first.n_calls)} calls shown</button></p>`}
@@ -99,7 +99,7 @@ function Facts({ rollout, first, calls }) {
       ${dropped ? html`<span class="warn">${dropped}</span>` : advantages.length ? spanOf(advantages) : html`<span class="dim">${rollout.mode === "train" ? "not trained" : "not a training rollout"}</span>`}
     <//>
     <${Fact} label=${wasTrained ? "trained tokens" : "sampled tokens"}>${wasTrained ? html`${num(trained)} <span class="dim">of ${num(sampled)}</span>` : num(sampled)}<//>
-    <${Fact} label="calls">${num((first.n_calls ?? 0) + (first.n_heard ?? 0))}${first.rows?.length ? html` <span class="dim">in ${num(first.rows.length)} ${first.rows.length === 1 ? "row" : "rows"}</span>` : ""}<//>
+    <${Fact} label="calls">${num((first.n_calls ?? 0) + (first.n_provider_calls ?? 0))}${first.rows?.length ? html` <span class="dim">in ${num(first.rows.length)} ${first.rows.length === 1 ? "row" : "rows"}</span>` : ""}<//>
     <${Fact} label="sampled by">${versions.join(", ") || "–"}<//>
     <${Fact} label="took" title=${clock(rollout.created_at)}>${rollout.ended_at ? duration(rollout.ended_at - rollout.created_at) : "not ended"}<//>
   </dl>`;
@@ -163,7 +163,7 @@ function Pruned({ trained }) {
   </table></div>`}`;
 }
 
-function Conversation({ calls, heard, omitted }) {
+function Conversation({ calls, provider_calls, omitted }) {
   return html`<div class="conversation">
     ${calls.map(
       (call) => html`
@@ -173,7 +173,7 @@ function Conversation({ calls, heard, omitted }) {
         ${call.error ? html`<p class="bad">${call.error}</p>` : html`<${Message} message=${{ role: "assistant", ...call.reply }} kind="sampled" />`}
       `,
     )}
-    ${heard.map(
+    ${provider_calls.map(
       (call) => html`
         <h3>${call.agent || "call"} <span class="dim">· ${call.model || "another model"} · not trained</span></h3>
         ${call.messages.map((m) => html`<${Message} message=${m} />`)}
@@ -182,6 +182,6 @@ function Conversation({ calls, heard, omitted }) {
       `,
     )}
     ${omitted > 0 && html`<p class="dim">and ${num(omitted)} more calls: see the spans</p>`}
-    ${calls.length + heard.length === 0 && html`<p class="empty">No model was called.</p>`}
+    ${calls.length + provider_calls.length === 0 && html`<p class="empty">No model was called.</p>`}
   </div>`;
 }

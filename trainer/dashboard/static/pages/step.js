@@ -51,7 +51,7 @@ function View({ first, store, id, mode, step, query, path, here }) {
       <${Fact} label="mean reward">${rewards.length ? num(rewards.reduce((a, b) => a + b, 0) / rewards.length) : "–"}<//>
       ${mode === "train" &&
       html`<${Fact} label="groups not trained" title="all rewards equal, or nothing to train">${num(dropped)}<//>
-        <${Fact} label="trained tokens" title="those whose advantage is 0 teach nothing">${num(sum("trained_tokens"))}${sum("idle_tokens") > 0 && html`<span class="dim"> (${num(sum("idle_tokens"))} with advantage 0)</span>`}<//>`}
+        <${Fact} label="trained tokens" title="those whose advantage is 0 teach nothing">${num(sum("trained_tokens"))}${sum("zero_advantage_tokens") > 0 && html`<span class="dim"> (${num(sum("zero_advantage_tokens"))} with advantage 0)</span>`}<//>`}
       <${Fact} label="failed">${num(failed)}<//>
       <${Fact} label="forks" title="conversations that could not be continued token for token">${num(sum("forks"))}<//>
     </dl>
@@ -147,7 +147,7 @@ const ROWS = 3;
 const CELLS = 24;
 
 // Nothing was trained, or all of it with advantage 0.
-const taughtNothing = (r) => r.trained_tokens === r.idle_tokens;
+const taughtNothing = (r) => r.trained_tokens === r.zero_advantage_tokens;
 
 // Dots at their reward; equal ones are stacked, three high, then towards the middle.
 function Strip({ store, members, range, mode }) {
