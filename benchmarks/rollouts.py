@@ -54,9 +54,11 @@ Solve = Callable[[str], Awaitable[Any]]
 
 
 def langchain(url: str) -> Any:
+    from langchain_openai import ChatOpenAI
+
     from agl.trainer.quickstart.agent import build_agent
 
-    return build_agent(url)
+    return build_agent(ChatOpenAI(model="policy", api_key="unused", base_url=url, max_completion_tokens=48))
 
 
 def openai_agents(url: str) -> Any:
