@@ -400,9 +400,30 @@ MUTATIONS = (
     Mutation(
         "the graded program is told the expected answers",
         "trainer/graders/code.py",
-        '            "code": code,\n',
-        '            "code": f"EXPECTED = {tests!r}\\n{code}",\n',
+        'job |= {"code": code,',
+        'job |= {"code": f"EXPECTED = {tests!r}\\n{code}",',
         unit("graders_code", "test_a_program_is_not_told_what_is_expected"),
+    ),
+    Mutation(
+        "a sandbox lets calls through that lead out of it",
+        "trainer/processes/bubblewrap.py",
+        "        if number >= 0 and library",
+        "        if number > 1000 and library",
+        integration("attacks_sandbox", "test_a_call_that_leads_out_is_refused"),
+    ),
+    Mutation(
+        "what a program left behind is there for the next test",
+        "trainer/graders/programs/inside/supervisor.py",
+        "        for path in ({folder} | _scratch()) - kept:",
+        "        for path in {folder} - kept:",
+        integration("attacks_sandbox", "test_a_tests_leftovers_are_gone_before_the_next"),
+    ),
+    Mutation(
+        "an answer is evaluated in the process that judges it",
+        "trainer/graders/programs/inside/judge.py",
+        '    return {"eval": evaluate, "exec": execute}',
+        "    return {}",
+        integration("attacks_sandbox", "test_an_answer_that_is_evaluated_cannot_pass_its_own_test"),
     ),
     Mutation(
         "tokens with advantage 0 are not told apart",

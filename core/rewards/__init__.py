@@ -10,6 +10,7 @@ _NAMES = {
     "agl.rewards.emit": ("as_rewards", "emit_exception", "emit_message", "emit_object", "emit_reward", "operation"),
     "agl.trainer.graders.base": ("Grader", "Weighted"),
     "agl.trainer.graders.code": ("PythonTests",),
+    "agl.trainer.processes.container": ("Container",),
     "agl.trainer.graders.collaboration": ("Consensus", "Rounds", "TokenBudget"),
     "agl.trainer.graders.judge": ("LLMJudge",),
     "agl.trainer.graders.maths": ("MathAnswer",),

@@ -6,15 +6,13 @@ the machine than it was given.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import resource
-import shutil
 import site
 import socket
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import threading
 import venv
@@ -22,13 +20,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from paths import pythonpath
 from postgres import Server
+from sandbox import needs_a_sandbox
 
-from agl.errors import ConfigError, RewardError
+from agl.errors import RewardError
 from agl.rewards import PythonTests, SQLResult
-from agl.trainer.graders.sandbox import isolation
+
+needs_a_sandbox()
 
 TASK = {"tests": ["assert f(41) == 7341", "assert f(-3) == 905"]}
 CHECK = {"test": "def check(candidate):\n    assert candidate(41) == 7341\n", "entry_point": "f"}
@@ -55,7 +56,7 @@ frame = sys._getframe()
 while frame:
     secret = frame.f_locals.get("secret")
     if secret:
-        os.write(3, b"L" + secret)
+        os.write(4, b"L" + secret)
         os._exit(0)
     frame = frame.f_back
 def f(x): return 0
@@ -147,7 +148,7 @@ class Liar:
         ("assert all(f(x) == 905 for x in [1, 2])", "def f(x): raise StopIteration"),
         ("assert all(map(lambda x: f(x) == 905, [1, 2]))", "class E(StopIteration): pass\ndef f(x): raise E"),
         ("assert all(map(lambda x: f(x) == 905, [1, 2]))",
-         "import os\ndef f(x):\n    os.write(3, b'\\0\\0\\0\\x0e{\"stop\": true}')\n    while True: pass"),
+         "import os\ndef f(x):\n    os.write(4, b'\\0\\0\\0\\x0e{\"stop\": true}')\n    while True: pass"),
         ("assert len(f(3)) == 2 and all(a == b for a, b in zip(f(3), [9, 5]))",
          "class Short:\n    __len__ = lambda s: 2\n    __iter__ = lambda s: iter([])\ndef f(x): return Short()"),
         # Errors that a test may not have foreseen.
@@ -158,7 +159,7 @@ class Liar:
         ("try:\n    f(3)\nexcept BaseException:\n    pass\nassert True", "import os\ndef f(x): os._exit(0)"),
         # What is sent in place of answers. The socket is its only one.
         *(
-            ("assert f(3) == 905", f"import os, struct, time\ndef f(x):\n    os.write(3, {data}); time.sleep(60)")
+            ("assert f(3) == 905", f"import os, struct, time\ndef f(x):\n    os.write(4, {data}); time.sleep(60)")
             for data in (
                 "struct.pack('>I', 0xFFFFFFFF)",
                 "struct.pack('>I', 4) + b'true'",
@@ -252,13 +253,6 @@ def test_tests_that_cannot_run_are_no_failure_of_the_program() -> None:
         GRADER({"tests": "assert set(max([1])) == set([1])"}, "def max(x): return x")
 
 
-def isolated() -> bool:
-    return PythonTests().outcomes({"tests": "assert f() == ['lo']"}, INTERFACES) == ["passed"]
-
-
-INTERFACES = "import socket\ndef f(): return [name for _, name in socket.if_nameindex()]"
-
-
 def seen(code: str, **options: Any) -> Any:
     """What a program finds: its f() raises it."""
     grader = PythonTests(timeout=20, **options)
@@ -267,8 +261,6 @@ def seen(code: str, **options: Any) -> Any:
 
 
 def test_a_program_sees_nothing_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not isolated():
-        pytest.skip("this machine gives no namespaces")
     monkeypatch.setenv("AGL_STORE_KEY", "sk-very-secret")
     (tmp_path / "mine").write_text("sk-very-secret")
     own = Path(__file__)
@@ -280,8 +272,8 @@ def g():
     found = []
     for folder in ("/proc/self/root", "/proc/1/root", "/proc/1/cwd", "/"):
         for base, folders, files in os.walk(folder):
-            folders[:] = [f for f in folders if f not in ("usr", "lib", "proc", "lib64", "task")]
-            for name in files:
+            folders[:] = [f for f in folders if f not in ("usr", "lib", "proc", "lib64", "task", "pts")]
+            for name in set(files) - {"ptmx"}:  # reading a terminal waits
                 try:
                     if b"sk-very-secret" in open(os.path.join(base, name), "rb").read(1 << 20): found.append(name)
                 except OSError: pass
@@ -304,7 +296,7 @@ def g():
         except OSError: pass
     return found
 """
-    assert seen(descriptors) == "Exception: [0, 1, 2, 3]"
+    assert seen(descriptors) == "Exception: [0, 1, 2, 3, 4]"
     assert seen("import os\ndef g(): return os.write(0, b'x')").startswith("OSError")
     mount = "import ctypes\nl = ctypes.CDLL(None)\ndef g(): return [l.mount(b'x', b'/usr', b'tmpfs', 0, None), "
     assert seen(mount + "l.unshare(0x10000000), l.umount2(b'/proc', 2), l.chroot(b'/usr')]") == (
@@ -313,8 +305,6 @@ def g():
 
 
 def test_a_test_that_evaluates_an_answer_does_it_behind_the_walls(tmp_path: Path) -> None:
-    if not isolated():
-        pytest.skip("this machine gives no namespaces")
     task = {"tests": "assert eval(f(3)) == 905"}
     reads = f"def f(x): return {f'len(open({__file__!r}).read())'!r}"
     expression = f"__import__('os').system('touch {tmp_path}/mine') or 905"
@@ -326,12 +316,11 @@ def test_a_test_that_evaluates_an_answer_does_it_behind_the_walls(tmp_path: Path
 
 
 def test_a_program_has_no_network() -> None:
-    if not isolated():
-        pytest.skip("this machine gives no namespaces")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.5)
         connect = f"import socket\ndef g(): socket.create_connection({server.getsockname()!r}, 2)"
-        assert "OSError" in seen(connect) or "Network is unreachable" in seen(connect)
+        assert "ConnectionRefusedError" in seen(connect)  # by its own loopback
+        assert "unreachable" in seen("import socket\ndef g(): socket.create_connection(('192.0.2.1', 80), 2)")
         with pytest.raises(TimeoutError):
             server.accept()
     name = f"\0agl-{os.getpid()}"
@@ -348,8 +337,12 @@ def children() -> Iterator[list[float]]:
 
     def watch() -> None:
         while not over.wait(0.05):
-            most[0] = max(most[0], isolation.resident_mb())
-            most[1] = max(most[1], len(isolation.below()))
+            below = psutil.Process().children(recursive=True)
+            resident = 0
+            for process in below:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    resident += process.memory_info().rss
+            most[0], most[1] = max(most[0], resident / (1 << 20)), max(most[1], len(below))
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -377,8 +370,6 @@ def children() -> Iterator[list[float]]:
     ],
 )
 def test_a_bomb_stays_within_its_limits(bomb: str, children: list[float]) -> None:
-    if not isolated():
-        pytest.skip("this machine gives no namespaces")
     for task in (TASK, {"test_cases": [{"input": "", "output": "x"}]}):
         assert PythonTests(timeout=4, cpu_seconds=2)(task, bomb) == 0.0
     assert 10 < children[0] < 4000
@@ -390,55 +381,6 @@ def test_what_a_test_computes_with_an_answer_is_bounded_too() -> None:
     many = "assert f(3) * 10**9 == [1]"
     assert PythonTests(timeout=5)({"tests": many}, "def f(x): return [0] * 1000") == 0.0
     assert PythonTests(timeout=2)({"tests": "assert 10 ** f(3) == 1"}, "def f(x): return 10**12") == 0.0
-
-
-WEAKER = """
-import json, logging, sys
-from agl.errors import ConfigError
-from agl.rewards import PythonTests
-logging.basicConfig(level=logging.INFO)
-given = json.loads(sys.stdin.read())
-grader = PythonTests(timeout=10, cpu_seconds=2, python=given["python"])
-values = [grader(given["task"], code) for code in given["codes"]]
-try:
-    PythonTests(isolation="required", python=given["python"])
-    refused = ""
-except ConfigError as error:
-    refused = str(error)
-print(json.dumps([values, refused]))
-"""
-
-
-@pytest.mark.parametrize(("level", "python"), [("limits", None), ("uid", "/usr/bin/python3")])
-def test_without_namespaces_the_judge_is_as_safe_and_the_log_says_what_is_missing(
-    level: str, python: str | None, tmp_path: Path
-) -> None:
-    """A root without the right to make namespaces, as in a container; its own Python is readable for root alone."""
-    # The forger writes into what other processes have open, and nothing would keep root's from the machine's own.
-    alone = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", '"$@"; exit $?', "sh"]
-    can = os.getuid() == 0 and shutil.which("setpriv") and not subprocess.run([*alone, "true"], check=False).returncode
-    if not can or (python and not os.access(python, os.X_OK)):
-        pytest.skip("needs root, setpriv, unshare, and another Python")
-    good = "def f(x): return {41: 7341, -3: 905}[x]"
-    codes = [good, *SIX.values(), good, LIAR + "def f(x): return Liar()", good]
-    program = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", sys.executable, "-c", WEAKER]
-    if level == "limits":
-        program[1:3] = ["--bounding-set=-sys_admin,-setuid,-setgid", "--inh-caps=-sys_admin,-setuid,-setgid"]
-    root = str(Path(__file__).parents[2] / ".src")
-    done = subprocess.run(
-        [*alone, *program],
-        input=json.dumps({"task": TASK, "codes": codes, "python": python}),
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    values, refused = json.loads(done.stdout)
-    assert values == [1.0, *[0.0] * len(SIX), 1.0, 0.0, 1.0]
-    assert f"the isolation '{level}'" in done.stderr
-    assert f"only supports the isolation '{level}'" in refused
-    assert "unshare" in refused
 
 
 @pytest.mark.parametrize("parent", ["/tmp", "/dev/shm"])
@@ -456,16 +398,6 @@ def test_an_environment_that_lies_in_a_temporary_folder_can_be_used(parent: str)
         )
         done = subprocess.run([f"{folder}/venv/bin/python", "-c", grade], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr[-2000:]) == ("['passed']\n", "")
-
-
-def test_required_isolation_is_given_here_or_refused() -> None:
-    if isolated():
-        assert PythonTests(isolation="required")(TASK, "def f(x): return {41: 7341}.get(x)") == 0.5
-    else:
-        with pytest.raises(ConfigError, match="this machine only supports the isolation"):
-            PythonTests(isolation="required")
-    with pytest.raises(ConfigError, match="isolation='walls'"):
-        PythonTests(isolation="walls")  # type: ignore[arg-type]
 
 
 @pytest.fixture

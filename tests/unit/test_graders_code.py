@@ -9,10 +9,13 @@ import venv
 from pathlib import Path
 
 import pytest
+from sandbox import needs_a_sandbox
 
 from agl.errors import ConfigError, RewardError
 from agl.rewards import PythonTests
 from agl.trainer.graders.code import program_of
+
+needs_a_sandbox()
 
 GRADER = PythonTests(timeout=20, cpu_seconds=1)
 TASK = {"tests": ["assert f(1) == 2", "assert f(2) == 3", "assert f(3) == 99"]}

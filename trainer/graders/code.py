@@ -10,11 +10,10 @@ import logging
 import os
 import re
 import sys
-import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from agl.errors import ConfigError
 from agl.options import checked_options
@@ -22,13 +21,15 @@ from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
 from agl.trainer.graders.fences import fenced
 from agl.trainer.graders.fields import Field, extract, failure, lookup, reference, text_of
-from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
+from agl.trainer.graders.programs.running import Unusable, outcomes, pool
+from agl.trainer.processes.sandbox import Sandbox
+from agl.trainer.processes.sandboxes import chosen
 
 TEST_FIELDS = ("tests", "test_list", "test_cases", "test", "input_output")
 """Fields of a dict task that hold the tests, in order of preference."""
 
 _MOST_CHARACTERS = 200_000
-_START_SECONDS = 60.0
+_AT_ONCE = threading.BoundedSemaphore(os.cpu_count() or 1)
 
 log = logging.getLogger("agl")
 
@@ -44,9 +45,8 @@ class PythonTests(Grader):
     arguments and gets plain data back (numbers, texts, bytes, lists, tuples, sets, dicts, dates, Decimal, Fraction) or
     objects that it can only ask for items and attributes. What is of a subclass of those arrives as the base class.
 
-    The program is kept from the rest of the machine as well as the machine allows (`sandbox.isolation`):
-    "namespaces", without network, other processes and the user's files; "uid"; or "limits" alone. The log says once
-    which it is.
+    The program runs in a sandbox, without network, other processes and the user's files, and so do the tests, in
+    another. What a test evaluates or unpickles (`eval`, `exec`, `pickle.loads`), the program's process evaluates.
 
     Tests are Python (a text or a list of texts: each top-level `assert` and each `test_*` function is one;
     `check(candidate)` with the task's `entry_point`, as in HumanEval), or pairs of standard input and output
@@ -62,8 +62,9 @@ class PythonTests(Grader):
         total_timeout: seconds for all tests; those that do not start in time are not passed.
         memory_mb, file_mb: MiB of address space of a process and of memory of all, and of the largest file.
         processes: additional processes and threads of the program.
-        python: the interpreter; the current one if None.
-        isolation: "required" refuses to run a program without "namespaces"; "auto" runs it as the machine allows.
+        python: the interpreter; the current one, or a container's own, if None.
+        isolation: "bubblewrap", "podman" or "docker", the first that works here if "auto"; or a sandbox, as
+            `agl.rewards.Container("docker", image=...)`. "none" has no walls: only for models that you trust.
     """
 
     waits = True
@@ -77,23 +78,20 @@ class PythonTests(Grader):
     file_mb: int = 16
     processes: int = 64
     python: str | None = None
-    isolation: Literal["auto", "required"] = "auto"
+    isolation: str | Sandbox = "auto"
 
     def __post_init__(self) -> None:
-        if self.isolation not in ("auto", "required"):
-            raise ConfigError(f"PythonTests(isolation={self.isolation!r})", hint='give "auto" or "required"')
         for name in ("timeout", "cpu_seconds", "total_timeout", "memory_mb", "file_mb"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"PythonTests({name}={getattr(self, name)!r})", hint="give more than 0")
-        if self.isolation == "required":
-            self._run([], "")
+        chosen(self.isolation)
 
     def grade(self, task: Any, output: Any, trace: Trace | None) -> float:
         """Passed tests over all tests.
 
         Raises:
             RewardError: no readable test, or no process to run the tests in.
-            ConfigError: isolation is required, and this machine does not give it.
+            ConfigError: the sandbox does not work here.
         """
         outcomes = self._outcomes(task, output)
         return outcomes.count("passed") / len(outcomes)
@@ -107,41 +105,19 @@ class PythonTests(Grader):
         code = program_of(text_of(output))
         if not code.strip() or len(code) > _MOST_CHARACTERS:
             return ["no program" if not code.strip() else "too long a program"] * len(tests)
-        report = self._run(tests, code.encode(errors="replace").decode())
-        return report if len(report) == len(tests) else ["ended the run"] * len(tests)
+        return self._run(tests, code.encode(errors="replace").decode())
 
     def _run(self, tests: list[dict[str, Any]], code: str) -> list[str]:
-        """The tests' outcomes; none if the program killed what runs them."""
-        job = {
-            "code": code,
-            "tests": tests,
-            "timeout": self.timeout,
-            "total_timeout": self.total_timeout,
-            "cpu_seconds": max(1, round(self.cpu_seconds)),
-            "memory_mb": self.memory_mb,
-            "file_mb": self.file_mb,
-            "processes": self.processes,
-            "folder": tempfile.gettempdir(),
-            "required": self.isolation == "required",
-            "environment": {"PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-        }
+        job = {name: getattr(self, name) for name in ("timeout", "total_timeout", "memory_mb", "file_mb", "processes")}
+        job |= {"code": code, "tests": tests, "cpu_seconds": max(1, round(self.cpu_seconds))}
+        sandbox = chosen(self.isolation)
+        _log_isolation(sandbox.name)
         try:
-            answer = _workers(self.python).ask(job, self.total_timeout + _START_SECONDS)
-        except (WorkerDied, WorkerStuck):
-            return []
-        except WorkerUnavailable as error:
-            raise failure(f"cannot start {self.python or sys.executable!r} to run tests: {error}") from error
-        if "failed" in answer:
-            raise failure(f"{self.label} cannot run the task's tests: {answer['failed']}")
-        level, lacks = answer["isolation"], "; ".join(answer["lacks"])
-        if "refused" in answer:
-            raise ConfigError(
-                f"PythonTests(isolation='required'): this machine only supports the isolation {level!r} ({lacks})",
-                hint="allow user namespaces (docs/security.md says how), or use 'auto' in a container",
-            )
-        _log_isolation(level, lacks)
-        return answer["outcomes"]
+            walls = (self.memory_mb, self.file_mb, self.processes)
+            with _AT_ONCE:
+                return outcomes(pool(sandbox, self.python or sys.executable, *walls, os.getpid()), job)
+        except Unusable as error:
+            raise failure(f"{self.label} cannot run the task's tests: {error}") from error
 
     def _tests(self, task: Any) -> list[dict[str, Any]]:
         where = self.tests
@@ -229,20 +205,9 @@ def _stdin(stdin: Any, stdout: Any) -> dict[str, Any]:
 
 
 @functools.cache
-def _workers(python: str | None) -> Workers:
-    start = "import sys; sys.path.insert(0, sys.argv[1]); from agl.trainer.graders.sandbox.driver import main; main()"
-    return Workers(["-c", start, str(Path(__file__).parents[3])], python=python, most=os.cpu_count() or 1)
-
-
-@functools.cache
-def _log_isolation(level: str, lacks: str) -> None:
+def _log_isolation(name: str) -> None:
     """Say once what stands between a graded program and this machine."""
-    if level == "namespaces":
-        log.info("PythonTests: programs run in namespaces: no network, no files or processes but their own")
+    if name == "none":
+        log.warning("PythonTests: programs run without walls, as this user: they can read its files, use the network")
     else:
-        log.warning(
-            "PythonTests: programs run with the isolation %r only: they can use the network and read files (%s). "
-            "If the model is not trusted, use isolation='required' or a separate container",
-            level,
-            lacks,
-        )
+        log.info("PythonTests: programs run in sandboxes of %s: no network, no files or processes but their own", name)

@@ -1,7 +1,7 @@
 """Runs a test, which is trusted, in a process that has the program's functions as proxies only.
 
-Invariant: what a test compares is plain data of builtin types or a `Remote`, and no comparison of the two is asked of
-the program.
+Invariants: what a test compares is plain data of builtin types or a `Remote`, and no comparison of the two is asked of
+the program. What a test evaluates or unpickles (`eval`, `exec`, `pickle.loads`), the program's process evaluates.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import ast
 import builtins
 import importlib
 import io
+import json
+import os
 import pickle
-import socket
 import sys
 import types
 from typing import Any
 
-from agl.trainer.graders.sandbox import plain
+from agl.trainer.graders.programs.inside import plain
 
-MOST_REPLY = 8 << 20
-"""Bytes of one answer of a program."""
-
-ENDED = "ended early"
+VERDICT = b"V"
+"""What a message with a verdict begins with; those to the program begin otherwise."""
+MAX_TEXT = 2000
 MODULE = "tests"
 _PACKAGES = {"np": "numpy", "pd": "pandas"} | {name: name for name in ("numpy", "pandas", "pytest", "scipy", "sympy")}
 _UNPICKLED = (pickle.PicklingError, TypeError, AttributeError)
@@ -39,20 +39,17 @@ class Broken(BaseException):
 
 
 class Program:
-    """The candidate's process, asked over a socket.
+    """The program's process, asked through whoever started both.
 
     Attributes:
         ending: the error that ended the test, which its own `except` cannot undo.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, answered: int, asked: int) -> None:
+        self._answered = answered
+        self._asked = asked
         self._functions: list[types.FunctionType] = []
         self.ending: BaseException | None = None
-
-    def load(self) -> None:
-        """Wait until the program's own code has run; raises what it raised."""
-        self._value(self._receive(), "load")
 
     def names(self, names: set[str]) -> dict[str, Any]:
         """The values of those of its global names that it has; a capital letter says that one is a class."""
@@ -76,18 +73,16 @@ class Program:
                 raise self._end(
                     Broken(f"a test passes to the program what cannot be passed: {error}; {hint}")
                 ) from error
-            plain.send(self._connection, b"Q" + request)
+            plain.send(self._asked, b"Q" + request)
             while "call" in (answer := self._receive()):
-                plain.send(self._connection, b"R" + self._called(answer))
+                plain.send(self._asked, b"R" + self._called(answer))
         except OSError as error:
-            raise self._end(Lost(ENDED)) from error
+            raise self._end(Lost("ended early")) from error
         return self._value(answer, operation)
 
     def _receive(self) -> dict[str, Any]:
         try:
-            return plain.parse(plain.receive(self._connection, MOST_REPLY))
-        except EOFError as error:
-            raise self._end(Lost(ENDED)) from error
+            return plain.parse(plain.receive(self._answered))
         except (plain.Malformed, MemoryError) as error:
             raise self._end(Lost(f"gave no answer that can be read: {error}")) from error
 
@@ -142,13 +137,13 @@ class _Pickler(pickle.Pickler):
         super().__init__(file)
         self._functions = functions
 
-    def persistent_id(self, value: Any) -> tuple[str, int] | None:
+    def persistent_id(self, value: Any) -> tuple[str, int | str] | None:
         if type(value) is Remote:
             return "object", value._number
         if type(value) is types.FunctionType and value.__module__ == MODULE:
             self._functions.append(value)
             return "function", len(self._functions) - 1
-        return None
+        return ("module", value.__name__) if type(value) is types.ModuleType else None
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is types.GeneratorType:
@@ -253,6 +248,7 @@ def evaluate(program: Program, test: dict[str, Any]) -> None:
         except ImportError as error:
             raise Broken(f"the tests use {name!r}: {error}") from error
     space |= program.names(wanted)
+    space |= _evaluating(program)
     solution = types.ModuleType("solution")
     solution.__getattr__ = lambda name: _member(program, name)  # type: ignore[method-assign]
     sys.modules["solution"] = solution
@@ -264,6 +260,35 @@ def evaluate(program: Program, test: dict[str, Any]) -> None:
         space[test["call"]](*([space[argument]] if argument else []))
     if program.ending is not None:
         raise program.ending
+
+
+def _evaluating(program: Program) -> dict[str, Any]:
+    """`eval` and `exec` for a test, which ask the program's process; `pickle.loads` does so from now on."""
+
+    def named(text: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(where names are set, those of it that a text uses)."""
+        if not isinstance(text, str | bytes):
+            raise program._end(Broken("a test evaluates what is no text"))
+        frame = sys._getframe(2)
+        space = given if given is not None else frame.f_globals
+        known = given if given is not None else frame.f_globals | frame.f_locals
+        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        return space, {name: known[name] for name in used & known.keys()}
+
+    def evaluate(text: Any, globals: Any = None, locals: Any = None, /) -> Any:
+        if isinstance(text, str | bytes):
+            text = text.strip()
+        return program.ask("eval", text, named(text, globals if locals is None else (globals or {}) | locals)[1])
+
+    def execute(text: Any, globals: Any = None, locals: Any = None, /) -> None:
+        space, used = named(text, globals if locals is None else locals)
+        values = program.ask("exec", text, used)
+        if type(values) is not dict:
+            raise program._end(Lost("gave no answer that can be read"))
+        space.update(values)
+
+    pickle.loads = lambda data, /, **_: program.ask("loads", data, {})  # type: ignore[assignment]
+    return {"eval": evaluate, "exec": execute}
 
 
 def _needed(tree: ast.Module, entry_point: str | None) -> tuple[dict[str, str], set[str]]:
@@ -302,6 +327,39 @@ def _needed(tree: ast.Module, entry_point: str | None) -> tuple[dict[str, str], 
 def _imports(nodes: list[ast.AST]) -> set[str]:
     modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
     return modules | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+
+
+def run(answered: int, asked: int, job: dict[str, Any]) -> None:
+    """Run a test, and write its verdict: `VERDICT`, the job's nonce, and as JSON the kind and the outcome.
+
+    The kind is "passed", "failed", or "broken" for a test that cannot be run.
+    """
+    for stream, mode in ((0, "r"), (1, "w"), (2, "w")):
+        setattr(sys, ("stdin", "stdout", "stderr")[stream], os.fdopen(stream, mode, encoding="utf-8", errors="replace"))
+    nonce = job.pop("nonce")
+    program = Program(answered, asked)
+    sys.addaudithook(_refuse)
+    try:
+        evaluate(program, job["test"])
+        kind, text = "passed", "passed"
+    except BaseException as error:
+        error = program.ending or error
+        kind = "broken" if isinstance(error, Broken) else "failed"
+        text = str(error) if isinstance(error, Broken | Lost) else f"{type(error).__name__}: {_text(error)}"
+    plain.send(asked, VERDICT + nonce.encode() + json.dumps([kind, text[:MAX_TEXT]]).encode())
+    os._exit(0)
+
+
+def _refuse(event: str, _: Any) -> None:
+    if event == "pickle.find_class":
+        raise Broken("a test unpickles what a program gave, which could make anything: use pickle.loads")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as failed:
+        return type(failed).__name__
 
 
 def _member(program: Program, name: str) -> Any:

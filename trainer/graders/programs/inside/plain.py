@@ -1,4 +1,4 @@
-"""Plain data as JSON without loss, and messages of bounded length over a socket.
+"""Plain data as JSON without loss, and messages of bounded length through pipes.
 
 Invariant: what is read is of exactly the types below, whoever wrote it: no subclass, and no object with methods of its
 own.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import socket
+import os
 import struct
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta
@@ -107,23 +107,33 @@ def _unpack(data: Any, resolve: Callable[[Any], Any]) -> Any:
     return resolve(data)
 
 
-def send(connection: socket.socket, message: Any) -> None:
-    """Write a message: JSON, or bytes as they are."""
+def send(fd: int, message: Any) -> None:
+    """Write a message to a pipe: JSON, or bytes as they are."""
+    data = framed(message)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def framed(message: Any) -> memoryview:
+    """A message as it is written: its length and itself."""
     data = message if isinstance(message, bytes) else json.dumps(message).encode()
-    connection.sendall(struct.pack(">I", len(data)) + data)
+    return memoryview(struct.pack(">I", len(data)) + data)
 
 
-def receive(connection: socket.socket, most: int = 0xFFFFFFFF) -> bytes:
+def receive(fd: int, most: int = 0xFFFFFFFF, wait: Callable[[], object] = lambda: None) -> bytes:
     """Read a message of at most `most` bytes.
+
+    Args:
+        wait: called before each read; returns when there is something to read.
 
     Raises:
         EOFError: the other side is gone.
         Malformed: it is longer.
     """
-    (length,) = struct.unpack(">I", _exactly(connection, 4))
+    (length,) = struct.unpack(">I", _exactly(fd, 4, wait))
     if length > most:
         raise Malformed(f"a message of {length} bytes; {most} are read")
-    return _exactly(connection, length)
+    return _exactly(fd, length, wait)
 
 
 def parse(data: bytes) -> dict[str, Any]:
@@ -141,14 +151,11 @@ def parse(data: bytes) -> dict[str, Any]:
     return message
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes:
+def _exactly(fd: int, length: int, wait: Callable[[], object]) -> bytes:
     data = bytearray()
     while len(data) < length:
-        try:
-            part = connection.recv(min(length - len(data), 1 << 20))
-        except ConnectionError as error:
-            raise EOFError from error
-        if not part:
+        wait()
+        if not (part := os.read(fd, min(length - len(data), 1 << 20))):
             raise EOFError
         data += part
     return bytes(data)

@@ -1,39 +1,43 @@
-"""Serves a candidate program to the process that tests it: calls in, plain data out.
+"""Runs a program, and serves its functions to the test that judges it: calls in, plain data out.
 
-All of this runs in the candidate's process and may be changed by the candidate; its answers are judged elsewhere.
+All of this runs in the program's process and may be changed by the program; its answers are judged elsewhere.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib
 import io
 import os
 import pickle
 import signal
-import socket
 import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agl.trainer.graders.sandbox import plain
+from agl.trainer.graders.programs.inside import plain
 
 MAX_MESSAGE = 2000
+END = b"E"
+"""The message after which a program's process ends."""
 _BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tuple, set, frozenset, dict)
 
 
 class Candidate:
     """A program's module, and the objects of it that the tests refer to."""
 
-    def __init__(self, connection: socket.socket, module: types.ModuleType) -> None:
-        self._connection = connection
+    def __init__(self, asked: int, answered: int, module: types.ModuleType) -> None:
+        self._asked = asked
+        self._answered = answered
         self._module = module
         self._objects: list[Any] = []
 
     def serve(self) -> bytes:
         """Answer requests until the reply to a call of one of the tests' functions comes, and return that."""
         while True:
-            data = plain.receive(self._connection)
+            data = plain.receive(self._asked)
+            if data[:1] == END:
+                os._exit(0)
             if data[:1] == b"R":
                 return data[1:]
             try:
@@ -42,7 +46,7 @@ class Candidate:
                 answer = {"stop": True}
             except BaseException as error:
                 answer = failed(error)
-            plain.send(self._connection, answer)
+            plain.send(self._answered, answer)
 
     def _do(self, operation: str, target: Any, *arguments: Any) -> Any:
         match operation:
@@ -56,6 +60,8 @@ class Candidate:
                     return _Object(value) if made else value
                 except StopIteration as error:  # it would end an iteration of the tests
                     raise RuntimeError("StopIteration") from error
+            case "eval" | "exec" | "loads":
+                return _evaluated(operation, target, *arguments)
             case "getattr":
                 return getattr(target, *arguments)
             case "next":
@@ -93,14 +99,16 @@ class Candidate:
     def _load(self, data: bytes) -> Any:
         return _Unpickler(data, self._resolve).load()
 
-    def _resolve(self, reference: tuple[str, int]) -> Any:
+    def _resolve(self, reference: tuple[str, Any]) -> Any:
         kind, number = reference
         if kind == "object":
             return self._objects[number]
+        if kind == "module":
+            return importlib.import_module(number)
 
         def function(*positional: Any, **named: Any) -> Any:
             arguments = plain.pack([list(positional), named], self._refer)
-            plain.send(self._connection, {"call": number, "arguments": arguments})
+            plain.send(self._answered, {"call": number, "arguments": arguments})
             value, error = self._load(self.serve())
             if error is not None:
                 raise error
@@ -140,6 +148,17 @@ class _Iteration:
         return next(self._items)
 
 
+def _evaluated(operation: str, text: Any, space: dict[str, Any]) -> Any:
+    """What a test would evaluate: the value, or the names that it sets."""
+    if operation == "loads":
+        return pickle.loads(text)
+    before = dict(space)
+    if operation == "eval":
+        return eval(text, space)
+    exec(text, space)
+    return {name: value for name, value in space.items() if name != "__builtins__" and value is not before.get(name)}
+
+
 def failed(error: BaseException) -> dict[str, Any]:
     """The message that says which error a program raised."""
     try:
@@ -149,8 +168,12 @@ def failed(error: BaseException) -> dict[str, Any]:
     return {"error": [type(error).__name__, text]}
 
 
-def run(connection: socket.socket, job: dict[str, Any]) -> None:
-    """Run a program, and serve its functions unless it is one that reads standard input and prints."""
+def run(asked: int, answered: int, told: int, job: dict[str, Any]) -> None:
+    """Run a program, and serve its functions unless it is one that reads standard input and prints.
+
+    Args:
+        asked, answered, told: descriptors of the requests, the answers, and the error that ended it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream, mode in ((0, "r"), (1, "w"), (2, "w")):
         opened = os.fdopen(stream, mode, encoding="utf-8", errors="replace")
@@ -167,14 +190,15 @@ def run(connection: socket.socket, job: dict[str, Any]) -> None:
                 raise
         sys.stdout.flush()
     except BaseException as error:
-        with contextlib.suppress(BaseException):
-            plain.send(connection, failed(error))
+        name, text = failed(error)["error"]
+        os.write(told, f"{name}: {text}".encode(errors="replace"))
         os._exit(1)
     if prints:
         os._exit(0)
+    os.close(told)
     try:
-        plain.send(connection, {"value": True})
-        Candidate(connection, module).serve()
+        plain.send(answered, {"value": True})
+        Candidate(asked, answered, module).serve()
     except EOFError:
         os._exit(0)
     finally:

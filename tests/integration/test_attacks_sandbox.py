@@ -1,0 +1,365 @@
+"""Attacks on the sandboxes of graded programs: each tries to reach another program, its judge or the machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from paths import pythonpath
+from sandbox import needs_a_sandbox
+
+from agl.errors import ConfigError, RewardError
+from agl.rewards import Container, PythonTests
+from agl.trainer.graders.programs import running
+from agl.trainer.processes import bubblewrap, sandboxes
+
+needs_a_sandbox()
+
+GRADER = PythonTests(timeout=10, cpu_seconds=3)
+TASK = {"tests": ["assert f(41) == 7341", "assert f(-3) == 905"]}
+GOOD = "def f(x): return {41: 7341, -3: 905}[x]"
+LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+
+
+def found(code: str, grader: PythonTests = GRADER) -> str:
+    """What a program's g() returns, told by the error that its f() raises."""
+    (outcome,) = grader.outcomes({"tests": "assert f() == 'nothing'"}, f"{code}\ndef f(): raise Exception(repr(g()))")
+    return outcome
+
+
+# -- from one program to a later one ----------------------------------------------------------------------------------
+
+CHANNELS = {
+    "a file in /tmp": ("open('/tmp/x', 'w').write('905')", "open('/tmp/x').read()"),
+    "a file in /dev/shm": ("open('/dev/shm/x', 'w').write('905')", "open('/dev/shm/x').read()"),
+    "shared memory of POSIX": (
+        "__import__('multiprocessing.shared_memory').shared_memory.SharedMemory('x', True, 8)",
+        "__import__('multiprocessing.shared_memory').shared_memory.SharedMemory('x').name",
+    ),
+    "shared memory of System V": ("libc.shmget(905, 4096, 0o1666)", "libc.shmget(905, 4096, 0o666)"),
+    "the kernel's keyring": (
+        "libc.syscall(248, b'user', b'x', b'905', 3, -4)",  # add_key, to the user's keyring
+        "libc.syscall(249, b'user', b'x', None, -4)",
+    ),
+}
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_a_program_leaves_nothing_for_the_next(channel: str) -> None:
+    write, read = CHANNELS[channel]
+    first, then = (f"{LIBC}\ndef g():\n    try: return {part}\n    except OSError: return -1" for part in (write, read))
+    found(first)
+    assert found(then) == "Exception: -1"
+
+
+def test_a_tests_leftovers_are_gone_before_the_next() -> None:
+    code = "import os\ndef f(x):\n    open('/tmp/x', 'x'); open('/dev/shm/x', 'x'); open('x', 'x')\n    return x"
+    assert GRADER.outcomes({"tests": ["assert f(1) == 1"] * 3}, code) == ["passed"] * 3
+
+
+# -- to the one that judges it ----------------------------------------------------------------------------------------
+
+FORGER = """
+__import__('os').system('true') or [
+    __import__('os').write(fd, data) for fd in range(1, 20) for data in (b'V', b'V[\\"passed\\", \\"passed\\"]')
+    if not __import__('contextlib').suppress(OSError).__enter__()
+] and __import__('os')._exit(0)
+"""
+PATCHES = "setattr(__import__('builtins'), 'AssertionError', None) or __import__('os')._exit(0)"
+
+
+class Forged:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, (PATCHES,)
+
+
+@pytest.mark.parametrize("answer", [FORGER, PATCHES, "[].append(globals().clear()) or 1", "__import__('sys').exit()"])
+@pytest.mark.parametrize(
+    "test", ["assert eval(f(3)) == 905", "n = {}\nexec('y = ' + f(3).strip(), n)\nassert n['y'] == 905"]
+)
+def test_an_answer_that_is_evaluated_cannot_pass_its_own_test(answer: str, test: str) -> None:
+    assert GRADER({"tests": test}, f"def f(x): return {answer!r}") == 0.0
+
+
+def test_an_answer_that_is_unpickled_cannot_pass_its_own_test() -> None:
+    made = """
+import os, pickle
+class A:
+    def __reduce__(self): return os._exit, (0,)
+def f(x): return pickle.dumps(A())
+"""
+    assert GRADER({"tests": "import pickle\nassert pickle.loads(f(3)) == 905"}, made) == 0.0
+    with pytest.raises(RewardError, match=r"use pickle\.loads"):
+        GRADER({"tests": "import io, pickle\nassert pickle.load(io.BytesIO(f(3))) == 905"}, made)
+
+
+def test_tests_that_evaluate_answers_still_work() -> None:
+    tests = [
+        "assert eval(f('2 * 3')) == 6",
+        "x = 4\nassert eval(f('x * x + abs(-1)')) == 17",
+        "def check(candidate):\n    y = 5\n    assert eval(candidate('y + 1')) == 6",
+        "n = {'a': 2}\nexec(f('b = a + 1'), n)\nassert n['b'] == 3 and n['a'] == 2",
+        "exec(f('def g(x): return x + 1'))\nassert g(1) == 2",
+        "import math\nassert eval(f('math.floor(2.5)')) == 2",
+        "import pickle\nassert pickle.loads(pickle.dumps(f([1, (2, 3)]))) == [1, (2, 3)]",
+        "try:\n    eval(f('1 +'))\nexcept SyntaxError:\n    x = 1\nassert x == 1",
+    ]
+    for test in tests:
+        task = {"tests": test} if "check" not in test else {"test": test, "entry_point": "f"}
+        assert GRADER.outcomes(task, "def f(x): return x") == ["passed"], test
+
+
+def test_a_program_cannot_stop_kill_or_trace_what_watches_it() -> None:
+    code = (
+        LIBC + "import signal\ndef g():\n"
+        "    for s in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):\n"
+        "        os.kill(1, s)\n"
+        "    traced = [libc.ptrace(16, 1, 0, 0), libc.syscall(310, 1, None, 0, None, 0, 0), libc.ptrace(0, 0, 0, 0)]\n"
+        "    for name in ('mem', 'environ', 'maps'):\n"
+        "        try: traced.append(open(f'/proc/1/{name}', 'rb').read(1))\n"
+        "        except OSError: traced.append(-1)\n"
+        "    try: traced.append(os.listdir('/proc/1/fd'))\n"
+        "    except OSError: traced.append(-1)\n"
+        "    return traced"
+    )
+    assert found(code) == f"Exception: {[-1] * 7}"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
+def test_a_program_that_signals_its_parents_fails_alone(signum: signal.Signals) -> None:
+    """SIGSTOP once stopped the process that all programs were forked from, and honest ones got 0."""
+    code = f"import os\nos.kill(os.getppid(), {int(signum)}); os.kill(-1, {int(signum)})\n{GOOD}"
+    GRADER(TASK, code)
+    assert GRADER(TASK, GOOD) == 1.0
+
+
+# -- to the machine ---------------------------------------------------------------------------------------------------
+
+CALLS = {
+    "vsock": "libc.socket(40, 1, 0)",
+    "packets": "libc.socket(17, 3, 0)",
+    "crypto of the kernel": "libc.socket(38, 5, 0)",
+    "io_uring": "libc.syscall(425, 4, 0)",
+    "bpf": "libc.syscall(321, 0, 0, 0)",
+    "userfaultfd": "libc.syscall(323, 1)",
+    "anonymous files": "libc.memfd_create(b'x', 0)",
+    "a user namespace": "libc.unshare(0x10000000)",
+    "a user namespace by clone": "libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)",
+    "a mount": "libc.mount(b'x', b'/tmp', b'tmpfs', 0, None)",
+    "shared memory": "libc.shmget(0, 1 << 20, 0o1600)",
+    "a keyring": "libc.syscall(250, 0, -3, 0)",
+    "root": "libc.setuid(0)",
+    "a second root": "libc.chroot(b'/usr')",
+}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls are x86-64's")
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_leads_out_is_refused(call: str) -> None:
+    assert found(f"{LIBC}\ndef g(): return {CALLS[call]}") == "Exception: -1"
+
+
+def test_files_without_content_are_bounded_too() -> None:
+    many = "import os\nfor i in range(10**9): os.close(os.open(f'/tmp/{i}', os.O_CREAT))"
+    assert GRADER.outcomes(TASK, many)[0] in (
+        "made too many files",
+        "OSError: [Errno 28] No space left on device: '/tmp",
+    )
+    folders = "import os\nwhile True: os.mkdir('d'); os.chdir('d')"
+    assert GRADER(TASK, folders) == 0.0
+    assert GRADER(TASK, GOOD) == 1.0
+
+
+def test_the_rest_of_the_machine_is_not_there() -> None:
+    assert (
+        found("import os\ndef g(): return sorted(os.listdir('/home')) if os.path.exists('/home') else []")
+        == "Exception: []"
+    )
+    assert found("import socket\ndef g(): return [name for _, name in socket.if_nameindex()]") == "Exception: ['lo']"
+    assert "Read-only" in found("def g(): return open('/x', 'w')")
+    assert "Read-only" in found("def g(): return open('/dev/x', 'w')")
+
+
+@pytest.mark.parametrize("program", ["while True: pass", "import os, time\nos.fork()\ntime.sleep(1000)"])
+def test_a_trainer_that_is_killed_leaves_no_program_behind(program: str) -> None:
+    start = f"from agl.rewards import PythonTests\nPythonTests(timeout=100, cpu_seconds=100)({TASK!r}, {program!r})"
+    trainer = subprocess.Popen([sys.executable, "-c", start], env={**os.environ, "PYTHONPATH": pythonpath()})
+    ours: list[psutil.Process] = []
+    for _ in range(600):
+        ours = psutil.Process(trainer.pid).children(recursive=True)
+        # A program and its judge, and two spares: bwrap and the first process of each, and what the program forks.
+        if len(ours) >= 9:
+            break
+        time.sleep(0.05)
+    assert len(ours) >= 9
+    trainer.kill()
+    trainer.wait()
+    _, alive = psutil.wait_procs(ours, timeout=20)
+    assert alive == []
+
+
+AS_ANYBODY = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from agl.trainer.graders.programs import running
+from agl.trainer.processes.sandboxes import chosen
+
+cells = running.pool(chosen("bubblewrap"), sys.executable, 512, 16, 8, os.getpid())
+job = dict(timeout=10, total_timeout=60, cpu_seconds=5, memory_mb=512, file_mb=16, processes=8)
+for code in sys.argv[2:]:
+    test = {"kind": "python", "code": "assert f() == 1", "call": None}
+    print(*running.outcomes(cells, job | {"code": code, "tests": [test]}))
+"""
+FORKS = """
+import os, time
+def f():
+    for started in range(100):
+        try:
+            if os.fork() == 0: time.sleep(9)
+        except OSError: raise Exception(started)
+"""
+
+
+def test_any_user_can_have_a_sandbox_where_user_namespaces_are_allowed() -> None:
+    python = "/usr/bin/python3"
+    if os.getuid() != 0 or not shutil.which("setpriv") or not os.access(python, os.X_OK):
+        pytest.skip("needs root to become another user, and a Python that others can read")
+    source = pythonpath().split(os.pathsep)[0]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(f"{source}/agl", f"{folder}/agl", ignore=shutil.ignore_patterns("__pycache__"))
+        Path(folder).chmod(0o755)
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", python, "-c", AS_ANYBODY, folder]
+        codes = ["def f(): return 1", FORKS, "import os\ndef f(): return os.listdir('/proc/1/fd')"]
+        done = subprocess.run([*command, *codes], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    denied = "PermissionError: [Errno 13] Permission denied: '/proc/1/fd'"
+    assert done.stdout.splitlines() == ["passed", "Exception: 8", denied]
+
+
+# -- where there is none ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A machine without a program that makes sandboxes."""
+    sandboxes._named.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    yield
+    sandboxes._named.cache_clear()
+
+
+def test_without_a_sandbox_no_program_is_run(bare: None) -> None:
+    with pytest.raises(ConfigError, match=r"bwrap is not installed.*\n?.*apt-get install bubblewrap") as refused:
+        PythonTests()
+    assert 'isolation="none"' in str(refused.value)
+    with pytest.raises(ConfigError, match="podman is not installed"):
+        PythonTests(isolation="podman")
+    assert PythonTests(isolation="none").isolation == "none"
+
+
+def test_an_unknown_isolation_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="'bubblewrap', 'podman', 'docker', 'none'"):
+        PythonTests(isolation="required")
+
+
+def test_a_filter_that_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> bytes:
+        raise OSError("libseccomp.so.2: cannot open shared object file")
+
+    monkeypatch.setattr(bubblewrap, "_filter", missing)
+    assert "libseccomp cannot be used" in str(bubblewrap.Bubblewrap().problem())
+
+
+def test_without_walls_a_program_is_limited_and_its_children_end(caplog: pytest.LogCaptureFixture) -> None:
+    grader = PythonTests(isolation="none", timeout=2, cpu_seconds=1)
+    assert grader.outcomes({"tests": ["assert f(1) == 1"] * 2}, "def f(x): return x") == ["passed"] * 2
+    code = """
+import subprocess, time
+def f(x):
+    subprocess.Popen(["sleep", "1000.0875"], start_new_session=True)
+    time.sleep(9)
+"""
+    assert grader.outcomes({"tests": ["assert f(1) == 1"]}, code) == ["ran out of time"]
+    assert grader.outcomes({"tests": "assert f(1)"}, "while True: pass") == ["killed by SIGXCPU"]
+    for _ in range(100):
+        if not any("1000.0875" in p.info["cmdline"] for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]):
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("what the program started still runs")
+
+
+def test_the_memory_of_the_trainer_does_not_grow_with_what_programs_print() -> None:
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    task = {"test_cases": [{"input": "", "output": "x"}]}
+    threads = [threading.Thread(target=GRADER, args=(task, "while True: print('x' * 10**6)")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own < 300_000
+
+
+# -- a container ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """Podman's, with an image of this machine's own Python: nothing is pulled."""
+    python = "/usr/bin/python3"
+    if not shutil.which("podman") or not shutil.which("runc") or not os.access(python, os.X_OK):
+        pytest.skip("needs podman, runc and a Python in /usr/bin")
+    folder = tmp_path_factory.mktemp("image")
+    (folder / "containers.conf").write_text('[engine]\nruntime = "runc"\n')
+    root = folder / "root"
+    for name in ("tmp", "proc", "dev", "sys", "etc"):
+        (root / name).mkdir(parents=True)
+    (root / "tmp").chmod(0o1777)
+    ask = "import sysconfig, glob, sys; print(sysconfig.get_path('stdlib')); print(sys.executable)"
+    library, real = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    modules = [str(path) for path in Path(library, "lib-dynload").glob("*.so")]
+    needed = subprocess.run(["ldd", real, *modules], capture_output=True, text=True, check=False).stdout
+    files = {word for word in needed.split() if word.startswith("/") and Path(word).is_file()}
+    for path in (python, str(Path(real).resolve()), *files):
+        (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, root / path[1:])
+    shutil.copytree(library, root / library[1:], ignore=shutil.ignore_patterns("__pycache__", "test", "dist-packages"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
+        subprocess.run(["tar", "-cf", folder / "image.tar", "-C", root, "."], check=True)
+        image = "localhost/agl-test-python"
+        subprocess.run(["podman", "import", "-q", folder / "image.tar", image], check=True, capture_output=True)
+        sandbox = Container("podman", image)
+        if problem := sandbox.problem():
+            pytest.fail(problem)
+        yield sandbox
+        running.pool.cache_clear()  # its spares end
+        subprocess.run(["podman", "rmi", "--force", image], check=False, capture_output=True)
+
+
+def test_a_container_holds_a_program(container: Container) -> None:
+    grader = PythonTests(isolation=container, timeout=20, cpu_seconds=3)
+    assert grader.outcomes(TASK, GOOD) == ["passed"] * 2
+    assert grader({"test_cases": [{"input": "1", "output": "2"}]}, "print(int(input()) + 1)") == 1.0
+    assert "Read-only" in found("def g(): return open('/usr/x', 'w')", grader)
+    names = "import socket\ndef g(): return [name for _, name in socket.if_nameindex()]"
+    assert found(names, grader) == "Exception: ['lo']"
+    assert found("import os\ndef g(): return os.listdir('/proc/1/fd')", grader).startswith("PermissionError")
+    assert found("import os\ndef g(): return sum(p.isdigit() for p in os.listdir('/proc'))", grader) == "Exception: 2"
+    short = PythonTests(isolation=container, timeout=2)
+    assert short.outcomes({"tests": "assert f(1)"}, "import time\ntime.sleep(99)") == ["ran out of time"]
+
+
+def test_an_image_that_is_not_there_is_said_with_the_line_that_pulls_it(container: Container) -> None:
+    assert "podman pull localhost/none" in str(Container("podman", "localhost/none").problem())

@@ -1,0 +1,1 @@
+"""Runs programs against tests: each program, and what judges it, in a sandbox of its own."""

@@ -1,0 +1,230 @@
+"""The first process of a sandbox: it forks what each job runs, measures it, and kills all that it has started.
+
+A job comes on standard input, and how it ended goes to standard error. Standard input and output otherwise belong to
+what the job runs. As the first process of its namespace it cannot be killed or stopped from within.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agl.trainer.graders.programs.inside import judge, plain, program
+
+READY = b"ready\n"
+MOST_FILES = 10_000
+"""Files and folders of a program: each takes memory of the kernel's, which no other limit counts."""
+
+_HOME = "/tmp/home"
+_POLL_MS = 20
+_SCRATCH = ("/tmp", "/dev/shm")
+_ERROR_BYTES = 1 << 13
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+
+
+def main() -> None:
+    """Run jobs until standard input ends. The argument is a uid to become if this is root."""
+    uid = int(sys.argv[1])
+    if os.getpid() == 1 and os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten with the old uid
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+    # No process of this user may open this one's memory and descriptors.
+    _control(_PR_SET_DUMPABLE, 0)
+    reports = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    kept = _scratch()
+    os.write(reports, READY)
+    with contextlib.suppress(EOFError, BrokenPipeError, plain.Malformed):
+        while True:
+            job = plain.parse(plain.receive(0))
+            plain.send(reports, _run(job, reports, kept))
+
+
+def _run(job: dict[str, Any], reports: int, kept: set[str]) -> dict[str, Any]:
+    """How a job ended: {"status"} of its process or the {"reason"} why it was killed, and the "error" that it told.
+
+    "clean" says whether the next job finds nothing of this one.
+    """
+    folder = _HOME if os.getpid() == 1 else _new_folder()
+    os.makedirs(folder, exist_ok=True)
+    bell, ring = os.pipe()
+    errors, told = os.pipe()
+    os.set_blocking(ring, False)
+    os.set_blocking(errors, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _enter(job, folder, told)
+        finally:
+            os._exit(1)
+    os.close(told)
+    ended = _watch(pid, bell, job)
+    signal.set_wakeup_fd(-1)
+    _end_all(pid)
+    with contextlib.suppress(OSError):
+        ended["error"] = os.read(errors, _ERROR_BYTES).decode(errors="replace")
+    for fd in (bell, ring, errors):
+        os.close(fd)
+    return ended | {"clean": _tidy(folder, kept)}
+
+
+def _new_folder() -> str:
+    import tempfile
+
+    return tempfile.mkdtemp(prefix="agl-tests-")
+
+
+def _watch(pid: int, bell: int, job: dict[str, Any]) -> dict[str, Any]:
+    events = select.poll()
+    events.register(bell, select.POLLIN)
+    events.register(0, 0)  # its end alone
+    deadline = time.monotonic() + job["seconds"]
+    alone = os.getpid() == 1
+    while True:
+        happened = events.poll(_POLL_MS if alone else 10 * _POLL_MS)
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return {"status": status}
+        if any(fd == 0 for fd, _ in happened):
+            return {"reason": "given up"}
+        if time.monotonic() > deadline:
+            return {"reason": "ran out of time"}
+        if _resident_mb() > job["memory_mb"]:
+            return {"reason": "used too much memory"}
+        if alone and sum((found := os.statvfs(path)).f_files - found.f_ffree for path in _SCRATCH) > MOST_FILES:
+            return {"reason": "made too many files"}
+
+
+def _enter(job: dict[str, Any], folder: str, told: int) -> None:
+    """In the fork: give up what the job is not to have, and run it."""
+    os.setsid()
+    os.chdir(folder)
+    _limit(job)
+    _control(_PR_SET_NO_NEW_PRIVS, 1)
+    _control(_PR_SET_DUMPABLE, 1)
+    os.environ.update(HOME=folder, TMPDIR=folder)
+    ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (0, 1, told)]
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if job["kind"] == "stdin":
+        with open("stdin", "w", encoding="utf-8", errors="replace") as file:
+            file.write(job["input"])
+        os.dup2(os.open("stdin", os.O_RDONLY), 0)
+        os.unlink("stdin")
+    else:
+        os.dup2(2, 1)
+    for number, fd in enumerate(ends, 3):
+        os.dup2(fd, number)
+    os.closerange(6, 1 << 10)
+    del sys.path[0]  # where this module was found
+    if job["kind"] == "test":
+        _control(_PR_SET_DUMPABLE, 0)
+        judge.run(3, 4, job)
+    program.run(3, 4, 5, job)
+
+
+def _limit(job: Mapping[str, Any]) -> None:
+    seconds, size, memory = job["cpu_seconds"], job["file_mb"] << 20, job["memory_mb"] << 20
+    processes = job["processes"] + (2 if os.getppid() == 1 else 1 + _mine())
+    for what, soft, hard in (
+        (resource.RLIMIT_CPU, seconds, seconds + 1),
+        (resource.RLIMIT_AS, memory, memory),
+        (resource.RLIMIT_FSIZE, size, size),
+        (resource.RLIMIT_NOFILE, 256, 256),
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_NPROC, processes, processes),
+    ):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(what, (soft, hard))
+
+
+def _mine() -> int:
+    """How many threads this user has."""
+    mine = 0
+    for pid in _pids():
+        with contextlib.suppress(OSError, KeyError, ValueError), open(f"/proc/{pid}/status") as status:
+            facts = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+            if int(facts["Uid"].split()[0]) == os.getuid():
+                mine += int(facts["Threads"])
+    return mine
+
+
+def _below() -> list[int]:
+    """The processes of this sandbox, without this one; without walls, those below this one."""
+    if os.getpid() == 1:
+        return [pid for pid in _pids() if pid != 1]
+    parents: dict[int, int] = {}
+    for pid in _pids():
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat") as stat:
+            parents[pid] = int(stat.read().rpartition(")")[2].split()[1])
+    me = os.getpid()
+    below = {me}
+    while more := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= more
+    return [*(below - {me})]
+
+
+def _pids() -> list[int]:
+    with contextlib.suppress(OSError):  # without a /proc
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
+
+
+def _resident_mb() -> float:
+    pages = 0
+    for pid in _below():
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as statm:
+            pages += int(statm.read().split()[1])
+    return pages * resource.getpagesize() / (1 << 20)
+
+
+def _end_all(pid: int) -> None:
+    """Kill and reap all that a job has started."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        for other in [-1] if os.getpid() == 1 else [-pid, *_below()]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(other, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.001)
+
+
+def _tidy(folder: str, kept: set[str]) -> bool:
+    """Remove what a job has written; whether nothing is left of it."""
+    import shutil
+
+    try:
+        for path in ({folder} | _scratch()) - kept:
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+    except (OSError, RecursionError):
+        return False
+    return True
+
+
+def _scratch() -> set[str]:
+    return {entry.path for base in _SCRATCH for entry in os.scandir(base)} if os.getpid() == 1 else set()
+
+
+def _control(option: int, value: int) -> None:
+    """Linux's prctl; nothing elsewhere."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

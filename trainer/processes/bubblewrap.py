@@ -1,0 +1,146 @@
+"""A sandbox of Linux namespaces, made by bubblewrap (`bwrap`), with a system call filter of libseccomp.
+
+A command sees the system's programs and libraries read-only, a /tmp and a /dev/shm of its own, no network, and no
+process but its own, of which it is the first. When this process or bwrap ends, the kernel ends them all.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from agl.trainer.processes.sandbox import Sandbox, Walls, piped, tried
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+_SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+_INSTALL = "apt-get install bubblewrap libseccomp2"
+
+_DENIED = (
+    # Keyrings outlive a sandbox.
+    "add_key keyctl request_key",
+    # Memory that no limit counts.
+    "memfd_create memfd_secret shmget shmat shmctl shmdt msgget msgsnd semget semop mq_open",
+    # Other processes.
+    "ptrace process_vm_readv process_vm_writev process_madvise pidfd_getfd kcmp",
+    # Large parts of the kernel that no program here needs.
+    "io_uring_setup io_uring_enter io_uring_register bpf perf_event_open userfaultfd fanotify_init",
+    "name_to_handle_at open_by_handle_at lookup_dcookie uselib modify_ldt vm86 vm86old iopl ioperm",
+    # Other walls than these.
+    "unshare setns chroot mount umount2 pivot_root fsopen fsconfig fsmount fspick open_tree move_mount mount_setattr",
+    # The machine.
+    "acct adjtimex clock_adjtime clock_settime settimeofday delete_module finit_module init_module kexec_file_load",
+    "kexec_load quotactl quotactl_fd reboot swapoff swapon syslog vhangup",
+)
+_NAMESPACES = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
+"""Flags of clone(2): CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+_FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of them without a network; AF_VSOCK would reach the host."""
+_ALLOW, _ERRNO = 0x7FFF0000, 0x50000
+_EQUAL, _AT_LEAST, _MASKED = 4, 5, 7
+_MOST_FAMILIES = 64
+
+
+class _Comparison(ctypes.Structure):
+    _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
+
+
+class Bubblewrap(Sandbox):
+    """bubblewrap 0.8 or newer, as root or as any user who may make user namespaces."""
+
+    name = "bubblewrap"
+
+    def problem(self) -> str | None:
+        if not shutil.which("bwrap"):
+            return f"bwrap is not installed ({_INSTALL})"
+        try:
+            _filter()
+        except OSError as error:
+            return f"libseccomp cannot be used: {error} ({_INSTALL})"
+        return _proc()[1]
+
+    def start(self, command: Sequence[str], walls: Walls) -> subprocess.Popen[bytes]:
+        arguments, filtered = _arguments(walls, _proc()[0])
+        try:
+            return piped([*arguments, "--", *command], walls.environment, [filtered])
+        finally:
+            os.close(filtered)
+
+
+@functools.cache
+def _proc() -> tuple[tuple[str, ...], str | None]:
+    """How a command gets a /proc, and why no sandbox can be made here.
+
+    A /proc of its own is not allowed where a container's is masked; few programs need one.
+    """
+    walls = Walls(folders={}, environment={}, memory_mb=1, scratch_mb=1, processes=8)
+    for proc in (("--proc", "/proc"), ("--dir", "/proc")):
+        arguments, filtered = _arguments(walls, proc)
+        problem = tried([*arguments, "--", "/usr/bin/env", "true"], [filtered])
+        os.close(filtered)
+        if problem is None:
+            break
+    return proc, problem
+
+
+def _arguments(walls: Walls, proc: tuple[str, ...]) -> tuple[list[str], int]:
+    """(bwrap and its options, the descriptor of the filter that they name)."""
+    reader, writer = os.pipe()
+    os.write(writer, _filter())
+    os.close(writer)
+    scratch = ["--perms", "1777", "--size", str(walls.scratch_mb << 20), "--tmpfs"]
+    arguments = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--seccomp", str(reader), "--cap-drop", "ALL"]
+    if os.geteuid() == 0:  # the command gives up root by itself: a folder of root's may hold its interpreter
+        arguments += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        arguments += ["--unshare-user"]
+    arguments += ["--dev", "/dev", *scratch, "/dev/shm", *scratch, "/tmp", *proc]
+    system = {path: path for path in (*_SYSTEM, *_SETTINGS) if os.path.exists(path)}
+    for inside, path in sorted((system | dict(walls.folders)).items()):
+        for parent in reversed(Path(inside).parents[:-1]):  # which would be as private as they are here
+            arguments += ["--perms", "0755", "--dir", str(parent)]
+        bind = ["--symlink", os.readlink(path)] if os.path.islink(path) else ["--ro-bind", path]
+        arguments += [*bind, inside]
+    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"], reader
+
+
+@functools.cache
+def _filter() -> bytes:
+    """The system call filter, as BPF.
+
+    Raises:
+        OSError: libseccomp is not installed, or fails.
+    """
+    library = ctypes.CDLL("libseccomp.so.2")
+    library.seccomp_init.restype = ctypes.c_void_p
+    rules = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_ALLOW)))
+
+    def deny(call: str, code: int, *comparison: int) -> None:
+        number = library.seccomp_syscall_resolve_name(call.encode())
+        one = (_Comparison * 1)(_Comparison(*comparison)) if comparison else None
+        action = ctypes.c_uint32(_ERRNO | code)
+        # A call that this processor's Linux does not have has a negative number, and needs no rule.
+        if number >= 0 and library.seccomp_rule_add_array(rules, action, number, len(comparison) and 1, one):
+            raise OSError(f"no rule for {call}")
+
+    for call in " ".join(_DENIED).split():
+        deny(call, errno.EPERM)
+    for flag in _NAMESPACES:
+        deny("clone", errno.EPERM, 0, _MASKED, flag, flag)
+    deny("clone3", errno.ENOSYS)  # its flags cannot be seen; the C library then calls clone
+    for family in set(range(_MOST_FAMILIES)) - set(_FAMILIES):
+        deny("socket", errno.EAFNOSUPPORT, 0, _EQUAL, family, 0)
+    deny("socket", errno.EAFNOSUPPORT, 0, _AT_LEAST, _MOST_FAMILIES, 0)
+    with tempfile.TemporaryFile() as file:
+        if library.seccomp_export_bpf(rules, file.fileno()):
+            raise OSError("the filter cannot be exported")
+        library.seccomp_release(rules)
+        file.seek(0)
+        return file.read()

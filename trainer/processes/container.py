@@ -1,0 +1,58 @@
+"""A sandbox that is a container of podman's or docker's, with the interpreter of an image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from agl.trainer.processes.sandbox import Sandbox, Walls, piped, tried
+
+IMAGE = "docker.io/library/python:3.12-slim"
+
+
+class Container(Sandbox):
+    """A container for each command: no network, a read-only image, no capabilities, limits by control groups.
+
+    Args:
+        engine: "podman" or "docker".
+        image: has the interpreter, and the packages that programs may import. Never pulled by agl.
+    """
+
+    python = "python3"
+
+    def __init__(self, engine: str, image: str = IMAGE) -> None:
+        self.name = engine
+        self.image = image
+
+    def problem(self) -> str | None:
+        if not shutil.which(self.name):
+            return f"{self.name} is not installed"
+        if problem := tried([self.name, "image", "inspect", self.image]):
+            return f"{problem} ({self.name} pull {self.image})"
+        return None
+
+    def start(self, command: Sequence[str], walls: Walls) -> subprocess.Popen[bytes]:
+        scratch = f"rw,nosuid,nodev,mode=1777,size={walls.scratch_mb}m"
+        arguments = [self.name, "run", "--rm", "--interactive", "--network=none", "--read-only", "--cap-drop=ALL"]
+        arguments += ["--security-opt=no-new-privileges", "--user=65534:65534", "--workdir=/", "--entrypoint="]
+        arguments += [f"--memory={walls.memory_mb}m", f"--memory-swap={walls.memory_mb}m", "--ipc=private"]
+        arguments += [
+            f"--pids-limit={walls.processes + 2}",
+            "--ulimit=nofile=256:256",
+            "--ulimit=nproc=4096:4096",
+            f"--tmpfs=/tmp:{scratch}",
+        ]
+        arguments += [f"--shm-size={walls.scratch_mb}m"]
+        arguments += [f"--env={name}={value}" for name, value in walls.environment.items()]
+        arguments += [f"--volume={path}:{inside}:ro" for inside, path in walls.folders.items()]
+        return piped([*arguments, self.image, *command], _environment())
+
+
+def _environment() -> dict[str, str]:
+    """What the engine's own program needs of this process's variables."""
+    names = ("PATH", "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "TMPDIR")
+    return {
+        name: os.environ[name] for name in os.environ if name in names or name.startswith(("DOCKER_", "CONTAINERS_"))
+    }
