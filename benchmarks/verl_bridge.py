@@ -104,9 +104,9 @@ def verls(model: Path, device: str, steps: int, directory: Path) -> list[dict[st
     import ray
     import ray.util.queue
 
-    from agl.trainer.verl import cluster
-    from agl.trainer.verl.config.compose import compose
-    from agl.trainer.verl.overrides import environment, ray_init, runtime_env, total_gpus
+    from agl_verl import cluster
+    from agl_verl.config.compose import compose
+    from agl_verl.overrides import environment, ray_init, runtime_env, total_gpus
 
     rows = [
         {
@@ -152,7 +152,7 @@ class OwnLoop:
         from omegaconf import OmegaConf
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 
-        from agl.trainer.verl.trainer_hooks import POLL_SECONDS, scalars
+        from agl_verl.trainer_hooks import POLL_SECONDS, scalars
 
         steps: list[dict[str, float]] = []
         base: Any = get_trainer_cls("sync")

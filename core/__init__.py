@@ -62,7 +62,7 @@ _NAMES = {
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),
     "agl.trainer.traces.stored": ("traces",),
-    "agl.trainer.verl.algorithm": ("VERL",),
+    "agl_verl.algorithm": ("VERL",),
 }
 """Module -> the public names that it holds."""
 

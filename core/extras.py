@@ -22,7 +22,7 @@ MODULES = {
         "anyio", "huggingface_hub", "jinja2", "tokenizers", "tqdm",
     ),
     "server": SERVER,
-    "verl": ("verl",),
+    "verl": ("agl_verl", "verl"),
     "vllm": ("vllm",),
     "gguf": ("gguf",),
     "quantize": ("bitsandbytes",),
@@ -58,6 +58,7 @@ def missing(what: str, module: str, extra: str) -> MissingExtraError:
 def install_line(extra: str) -> str:
     """How to install an extra, or several ("local,langchain"): from the clone, as agl is not on PyPI yet."""
     package = f"./guests/{extra}" if extra in ("agentlightning", "massgen", "prompts") else f'".[{extra}]"'
+    package += " ./guests/verl" if extra == "verl" else ""
     return f"in the root of the agl clone: pip install {package}"
 
 

@@ -4,7 +4,7 @@
 #   deploy/verl-cpu.sh VENV [REQUIREMENT ...]
 #
 # The requirements name agl for pip, with extras that include "verl-core", and further packages. The default is this
-# checkout, for a LangChain agent: "DIR[local,verl-core,langchain]".
+# checkout, for a LangChain agent: "DIR[local,verl-core,langchain]" DIR/guests/verl.
 #
 # It is not an extra of agl, because pip alone cannot do it: vLLM's CPU build has another distribution name than the one that
 # it and verl look up, and installs CUDA builds of torchvision, torchaudio and torchcodec, with which imports fail.
@@ -16,7 +16,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 [ $# -ge 1 ] || fail "usage: verl-cpu.sh VENV [REQUIREMENT ...]"
 venv="$1"
 shift
-[ $# -ge 1 ] || set -- "$(dirname "$here")[local,verl-core,langchain]"
+[ $# -ge 1 ] || set -- "$(dirname "$here")[local,verl-core,langchain]" "$(dirname "$here")/guests/verl"
 constraints="$here/constraints-verl-cpu.txt"
 base="${PYTHON:-python3}"
 
@@ -68,7 +68,7 @@ from verl_cpu.settings import environment
 
 os.environ.update(environment(), VLLM_LOGGING_LEVEL="ERROR", VERL_LOGGING_LEVEL="ERROR")
 warnings.simplefilter("ignore")
-import agl.trainer.verl.bridge
+import agl_verl.bridge
 import transfer_queue
 import verl.trainer.main_ppo
 import verl.workers.engine_workers

@@ -13,9 +13,9 @@ from verl_config import CONFIG, changed, plan
 
 import agl
 from agl.errors import ConfigError
-from agl.trainer.verl.config.loggers import split
-from agl.trainer.verl.config.plan import NUMBERS, Plan, flatten, read
-from agl.trainer.verl.config.shorthand import expand
+from agl_verl.config.loggers import split
+from agl_verl.config.plan import NUMBERS, Plan, flatten, read
+from agl_verl.config.shorthand import expand
 
 if sys.version_info >= (3, 13):
     pytest.skip("verl 0.9.1 does not install on Python 3.13 and newer", allow_module_level=True)
@@ -24,9 +24,9 @@ pytest.importorskip("hydra", reason="needs verl 0.9.1: pip install 'agl[dev]'")
 
 from omegaconf import DictConfig, OmegaConf
 
-from agl.trainer.verl.config import checks, derived, renamed
-from agl.trainer.verl.config import compose as composing
-from agl.trainer.verl.config.compose import compose, defaults, notes, verl_schema
+from agl_verl.config import checks, derived, renamed
+from agl_verl.config import compose as composing
+from agl_verl.config.compose import compose, defaults, notes, verl_schema
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 BRIDGE = {
@@ -187,8 +187,8 @@ def test_hydra_is_left_as_it_was() -> None:
 def test_reading_a_config_does_not_import_verl() -> None:
     """Importing it takes seconds and settles the device."""
     code = (
-        "import sys\nfrom agl.trainer.verl.config.shorthand import expand\n"
-        "from agl.trainer.verl.config.compose import compose\nfrom agl.trainer.verl.config.plan import read\n"
+        "import sys\nfrom agl_verl.config.shorthand import expand\n"
+        "from agl_verl.config.compose import compose\nfrom agl_verl.config.plan import read\n"
         "plan = read(expand({'model': 'm', 'steps': 2})); compose(plan, {'agl.x': 1})\n"
         "assert not {'verl', 'ray', 'torch'} & set(sys.modules), set(sys.modules) & {'verl', 'ray', 'torch'}"
     )
@@ -504,7 +504,7 @@ def test_backends() -> None:
 
 
 def test_the_short_form_on_this_machine() -> None:
-    from agl.trainer.verl.config.local import as_grpo
+    from agl_verl.config.local import as_grpo
 
     algorithm = agl.VERL(model="m", steps=7, group_size=4, learning_rate=1e-4, backend="local", kl_coef=0.1)
     grpo = as_grpo(algorithm.plan, n_tasks=100)

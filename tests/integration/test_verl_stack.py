@@ -134,9 +134,9 @@ def test_verl_composes_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key is one that verl has, or takes where its schema is open; nothing is refused as without effect."""
     pytest.importorskip("hydra")
     pytest.importorskip("verl")
-    from agl.trainer.verl.config.compose import compose
-    from agl.trainer.verl.config.plan import read
-    from agl.trainer.verl.config.shorthand import expand
+    from agl_verl.config.compose import compose
+    from agl_verl.config.plan import read
+    from agl_verl.config.shorthand import expand
 
     monkeypatch.setenv("VERL_PLATFORM", settings.PLATFORM)
     for estimator, mode in (("gae", "sync"), ("grpo", "separate_async")):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agl.trainer.verl.config.plan import Plan, flatten, read
-from agl.trainer.verl.config.renamed import rename
+from agl_verl.config.plan import Plan, flatten, read
+from agl_verl.config.renamed import rename
 
 CONFIG: dict[str, Any] = {
     "algorithm": {"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False},

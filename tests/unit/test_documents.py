@@ -52,7 +52,7 @@ def test_a_test_that_is_named_exists(block: Block) -> None:
 @pytest.mark.parametrize("block", [b for b in ALL if b.language == "python" and b.kind == "not run"], ids=str)
 def test_what_nobody_runs_names_options_that_there_are(block: Block) -> None:
     import agl
-    from agl.trainer.verl.config.shorthand import Common
+    from agl_verl.config.shorthand import Common
 
     called = [n for n in ast.walk(ast.parse(block.text.replace(", ...,", ","))) if isinstance(n, ast.Call)]
     for call in called:

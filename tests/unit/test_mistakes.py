@@ -104,7 +104,7 @@ def test_a_mistake_is_answered_with_the_right_form(
     monkeypatch.chdir(tmp_path)
 
     def missing(_: str) -> int:
-        monkeypatch.setattr("agl.trainer.verl.algorithm.find_spec", lambda name: None)
+        monkeypatch.setattr("agl_verl.algorithm.find_spec", lambda name: None)
         return 1
 
     make, message, hint = MISTAKES[mistake]
@@ -120,7 +120,7 @@ def test_none_of_them_waits_for_torch() -> None:
     program = (
         "import sys, test_mistakes as m, agl\n"
         "def missing(name):\n"
-        "    import agl.trainer.verl.algorithm as a; a.find_spec = lambda name: None; return 1\n"
+        "    import agl_verl.algorithm as a; a.find_spec = lambda name: None; return 1\n"
         "for make, *_ in m.MISTAKES.values():\n"
         "    try: make(missing)\n"
         "    except agl.AglError: continue\n"

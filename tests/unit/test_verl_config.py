@@ -9,7 +9,7 @@ from verl_config import CONFIG, changed, plan
 
 import agl
 from agl.errors import ConfigError
-from agl.trainer.verl.config.local import as_grpo, check
+from agl_verl.config.local import as_grpo, check
 
 
 def test_the_numbers_reach_grpo() -> None:

@@ -12,7 +12,7 @@ from verl_rows import result
 from agl.credit import Discounted, PerCall, Uniform
 from agl.mdp.sequence import merge
 from agl.mdp.types import Reward, Trajectory
-from agl.trainer.verl.rows import ADVANTAGES, Prompt, chains, train_rows, val_rows
+from agl_verl.rows import ADVANTAGES, Prompt, chains, train_rows, val_rows
 
 PROMPT = Prompt("u-1", 3, 4, 7, False)
 

@@ -13,7 +13,7 @@ from verl_rows import result
 
 from agl.credit import PerCall
 from agl.mdp.types import Reward
-from agl.trainer.verl.rows import ADVANTAGES, Prompt, Row, train_rows
+from agl_verl.rows import ADVANTAGES, Prompt, Row, train_rows
 
 PROMPTS = [Prompt("first", 0, 3, 1, False), Prompt("second", 1, 3, 1, False)]
 
@@ -52,9 +52,9 @@ def test_verl_uses_the_advantages_of_the_rows(queue: None) -> None:
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
-    import agl.trainer.verl.estimator  # noqa: F401
-    from agl.trainer.verl.bridge import put
-    from agl.trainer.verl.overrides import ESTIMATOR
+    import agl_verl.estimator  # noqa: F401
+    from agl_verl.bridge import put
+    from agl_verl.overrides import ESTIMATOR
 
     made = rows()
     put("train", made)
@@ -91,7 +91,7 @@ def test_there_are_as_many_optimiser_steps_as_for_whole_rollouts(
 ) -> None:
     from omegaconf import OmegaConf
 
-    from agl.trainer.verl.trainer_hooks import _fit_mini_batches
+    from agl_verl.trainer_hooks import _fit_mini_batches
 
     part = {"use_dynamic_bsz": micro is None, "ppo_mini_batch_size": 16, "ppo_micro_batch_size_per_gpu": micro}
     config = OmegaConf.create(
@@ -108,7 +108,7 @@ def test_actor_and_critic_are_filled_up_alike() -> None:
     """Each to its own number of steps, and both to one number of rows: verl fills up to a multiple of both."""
     from omegaconf import OmegaConf
 
-    from agl.trainer.verl.trainer_hooks import _fit_mini_batches
+    from agl_verl.trainer_hooks import _fit_mini_batches
 
     dynamic = {"use_dynamic_bsz": True, "ppo_mini_batch_size": 16}
     config = OmegaConf.create(

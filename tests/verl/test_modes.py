@@ -96,7 +96,7 @@ def test_a_dry_run_with_a_gateway_process_for_every_few_runners(
     cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    from agl.trainer.verl import bridge
+    from agl_verl import bridge
 
     monkeypatch.setattr(bridge, "RUNNERS_PER_GATEWAY", 3)
     ports: Counter[int | None] = Counter()

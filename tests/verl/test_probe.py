@@ -18,7 +18,7 @@ def noisy(logprobs: np.ndarray, scale: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-5), ("bfloat16", 0.01)])
 def test_servers_with_the_old_weights_are_told(dtype: str, scale: float) -> None:
-    from agl.trainer.verl.weight_check import WeightCheck
+    from agl_verl.weight_check import WeightCheck
 
     weight_check = WeightCheck(None, range(32), dtype)
     assert weight_check.compare(BEFORE, noisy(BEFORE, scale), 1)["agl/probe/logprob_diff"] < 2 * scale
@@ -30,7 +30,7 @@ def test_servers_with_the_old_weights_are_told(dtype: str, scale: float) -> None
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e-5), ("bfloat16", 0.05)])
 def test_rounding_is_not_taken_for_old_weights(dtype: str, scale: float) -> None:
     """Not either where the update moved them by much less than rounding does."""
-    from agl.trainer.verl.weight_check import WeightCheck
+    from agl_verl.weight_check import WeightCheck
 
     weight_check = WeightCheck(None, range(32), dtype)
     for step in range(1, 200):
@@ -40,7 +40,7 @@ def test_rounding_is_not_taken_for_old_weights(dtype: str, scale: float) -> None
 
 @pytest.mark.parametrize(("dtype", "off"), [("float32", 0.01), ("bfloat16", 1.0), ("bfloat16", np.nan)])
 def test_servers_with_other_weights_altogether_are_told_at_once(dtype: str, off: float) -> None:
-    from agl.trainer.verl.weight_check import WeightCheck
+    from agl_verl.weight_check import WeightCheck
 
     with pytest.raises(StalePolicyError, match="differ from the actor's"):
         WeightCheck(None, range(32), dtype).compare(AFTER, AFTER + np.float32(off), 1)

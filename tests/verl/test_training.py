@@ -22,7 +22,7 @@ from agl.mdp.span_index import SpanIndex
 from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.run.trainer import Result
 from agl.trainer.store import open_store
-from agl.trainer.verl.rows import chains
+from agl_verl.rows import chains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, SAVE, MORE = 4, 2, 5

@@ -11,7 +11,7 @@ from jobs import algorithm
 from tiny_engine import VOCABULARY, tiny_tokenizer
 
 from agl.trainer.engines.base import Sampling
-from agl.trainer.verl.engine import VerlEngine
+from agl_verl.engine import VerlEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,8 +28,8 @@ def engine(cluster, tmp_path_factory, runner):
     import ray
     from verl.workers.rollout.llm_server import LLMServerManager
 
-    from agl.trainer.verl.cluster import placement_groups, release_placement_groups
-    from agl.trainer.verl.config.compose import compose
+    from agl_verl.cluster import placement_groups, release_placement_groups
+    from agl_verl.config.compose import compose
 
     model = write_suite_model(tmp_path_factory.mktemp("suite-model"))
     plan = algorithm(model, steps=1, max_prompt_tokens=CONTEXT - 56, max_response_tokens=56).plan

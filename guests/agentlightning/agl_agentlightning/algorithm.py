@@ -167,14 +167,14 @@ def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = N
     """
     if trainer_cls is not None or daemon_cls is not None:
         raise refuse("VERL(trainer_cls=, daemon_cls=)", "write an algorithm as a class with run() and dev()")
-    from agl.trainer.verl.algorithm import VERL as AglVERL
+    from agl_verl.algorithm import VERL as AglVERL
 
     return AglVERL(_without_own_keys(config))
 
 
 def _without_own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """A verl config without the keys that 0.3 added to verl's."""
-    from agl.trainer.verl.config.plan import flatten
+    from agl_verl.config.plan import flatten
 
     settings = flatten(config)
     if settings.get("data.image_base_dir") is not None:

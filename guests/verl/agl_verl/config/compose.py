@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.verl.config.checks import UNUSED, Get, check, matches
-from agl.trainer.verl.config.derived import complete
-from agl.trainer.verl.config.plan import ACTOR, NUMBERS, Plan, flatten
-from agl.trainer.verl.config.schema import Schema, folder
+from agl_verl.config.checks import UNUSED, Get, check, matches
+from agl_verl.config.derived import complete
+from agl_verl.config.plan import ACTOR, NUMBERS, Plan, flatten
+from agl_verl.config.schema import Schema, folder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -30,12 +30,12 @@ from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.types import Mode
-from agl.trainer.verl import checkpoints, cluster, metrics
-from agl.trainer.verl.config.checks import PER_CALL
-from agl.trainer.verl.config.compose import compose
-from agl.trainer.verl.config.plan import ROLLOUT, Plan
-from agl.trainer.verl.engine import VerlEngine
-from agl.trainer.verl.events import (
+from agl_verl import checkpoints, cluster, metrics
+from agl_verl.config.checks import PER_CALL
+from agl_verl.config.compose import compose
+from agl_verl.config.plan import ROLLOUT, Plan
+from agl_verl.engine import VerlEngine
+from agl_verl.events import (
     Checkpoint,
     Event,
     RolloutRequest,
@@ -45,9 +45,9 @@ from agl.trainer.verl.events import (
     TrainingStart,
     WeightUpdate,
 )
-from agl.trainer.verl.job import TrainerJob
-from agl.trainer.verl.overrides import bridge_overrides, ray_init, runtime_env, total_gpus
-from agl.trainer.verl.rows import GroupRows, Prompt, Row, train_rows, val_rows
+from agl_verl.job import TrainerJob
+from agl_verl.overrides import bridge_overrides, ray_init, runtime_env, total_gpus
+from agl_verl.rows import GroupRows, Prompt, Row, train_rows, val_rows
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agl.errors import ConfigError
-from agl.trainer.verl.config.plan import ACTOR, ROLLOUT
+from agl_verl.config.plan import ACTOR, ROLLOUT
 
 RENAMED: Mapping[str, tuple[str, ...]] = {
     # verl 0.9 still lists these two, and reads neither.

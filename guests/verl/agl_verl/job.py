@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer.verl.events import Event, TrainingEnd
+from agl_verl.events import Event, TrainingEnd
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,7 +29,7 @@ class TrainerJob:
             config: verl's. check_ids: tokens of the weight check.
         """
         # verl takes ten seconds to import, and the process that calls `fit` does not need it.
-        from agl.trainer.verl.trainer_hooks import fit
+        from agl_verl.trainer_hooks import fit
 
         fit(config, check_ids, self.send, self.goes_on)
         self.send(TrainingEnd())

@@ -13,12 +13,12 @@ from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
-from agl.trainer.verl.config import local, loggers
-from agl.trainer.verl.config.compose import notes
-from agl.trainer.verl.config.plan import Plan, flatten, read
-from agl.trainer.verl.config.renamed import rename
-from agl.trainer.verl.config.shorthand import Common, expand
-from agl.trainer.verl.overrides import environment
+from agl_verl.config import local, loggers
+from agl_verl.config.compose import notes
+from agl_verl.config.plan import Plan, flatten, read
+from agl_verl.config.renamed import rename
+from agl_verl.config.shorthand import Common, expand
+from agl_verl.overrides import environment
 
 Backend = Literal["auto", "cluster", "local"]
 REQUIRED = ("verl", "ray", "vllm", "transfer_queue")
@@ -39,7 +39,7 @@ class VERL:
         update_timeout: seconds that giving vLLM's servers new weights may take on the cluster; a run whose update
             takes longer fails with an error that names it.
         **common: `model`, `group_size`, `batch_size`, `learning_rate`, `gpus`, `steps`, ...; see
-            `agl.trainer.verl.config.shorthand.Common`.
+            `agl_verl.config.shorthand.Common`.
 
     Raises:
         ConfigError: an unknown key or argument, a value that would have to be ignored, or a backend that is not
@@ -101,7 +101,7 @@ class VERL:
     def _bridge(self) -> Any:
         """The module that trains on the cluster. TransferQueue, imported with it, reads the environment at import."""
         environment()
-        return importlib.import_module("agl.trainer.verl.bridge")
+        return importlib.import_module("agl_verl.bridge")
 
     def _begin(self, run: Run) -> None:
         require_tasks(run.train, "the training dataset")

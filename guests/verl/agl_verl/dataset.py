@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from agl.trainer.verl.rows import SOURCE
+from agl_verl.rows import SOURCE
 
 
 class TaskPositions(Dataset[dict[str, Any]]):

@@ -19,7 +19,7 @@ from agl.trainer.run.checkpoints import (
 
 if TYPE_CHECKING:
     from agl.trainer.run.run import Run
-    from agl.trainer.verl.config.plan import Plan
+    from agl_verl.config.plan import Plan
 
 _FILE = "run.json"
 _FACTS = {"run_id": str, "identity": dict, "history": list}

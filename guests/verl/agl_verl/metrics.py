@@ -12,8 +12,8 @@ from agl.trainer.run.faults import fault_counts
 from agl.trainer.run.results import mean_rewards
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.types import TrainedCall
-from agl.trainer.verl.events import StepResult
-from agl.trainer.verl.rows import GroupRows, Prompt, Row
+from agl_verl.events import StepResult
+from agl_verl.rows import GroupRows, Prompt, Row
 
 
 @dataclass(frozen=True, slots=True, eq=False)

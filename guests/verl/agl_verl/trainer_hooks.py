@@ -20,9 +20,9 @@ from verl.utils.config import validate_config
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.logging_utils import configure_verl_logging
 
-from agl.trainer.verl import manager
-from agl.trainer.verl.events import Checkpoint, Send, StepResult, TrainingStart, WeightUpdate
-from agl.trainer.verl.weight_check import WeightCheck
+from agl_verl import manager
+from agl_verl.events import Checkpoint, Send, StepResult, TrainingStart, WeightUpdate
+from agl_verl.weight_check import WeightCheck
 
 _MODELS = ("actor_rollout_ref.actor", "critic")
 POLL_SECONDS = 0.1

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import agl.trainer.verl.estimator  # noqa: F401 - registers itself with verl, in the process that needs it
-from agl.trainer.verl.events import RolloutRequest, Send, ServerStart
-from agl.trainer.verl.rows import Prompt
+import agl_verl.estimator  # noqa: F401 - registers itself with verl, in the process that needs it
+from agl_verl.events import RolloutRequest, Send, ServerStart
+from agl_verl.rows import Prompt
 
 
 @dataclass

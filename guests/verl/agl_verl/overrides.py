@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agl.trainer.run.checkpoints import CHECKPOINTS
-from agl.trainer.verl.config.checks import PER_CALL
-from agl.trainer.verl.config.plan import ACTOR, ROLLOUT, Plan
+from agl_verl.config.checks import PER_CALL
+from agl_verl.config.plan import ACTOR, ROLLOUT, Plan
 
 if TYPE_CHECKING:
     from agl.trainer.run.run import Run
@@ -84,12 +84,12 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, A
         # verl drops an epoch's incomplete batch, so an epoch repeats a dataset that is smaller than one batch.
         "data.train_files": [len(run.train), max(len(run.train), plan.batch_size)],
         "data.val_files": [max(1, len(run.val))],
-        "data.custom_cls.path": "pkg://agl.trainer.verl.dataset",
+        "data.custom_cls.path": "pkg://agl_verl.dataset",
         "data.custom_cls.name": "TaskPositions",
         "data.dataloader_num_workers": 0,
         "data.validation_shuffle": False,
         "data.seed": run.seed,
-        f"{ROLLOUT}.agent.agent_loop_manager_class": "agl.trainer.verl.manager.AgentManager",
+        f"{ROLLOUT}.agent.agent_loop_manager_class": "agl_verl.manager.AgentManager",
         f"{ROLLOUT}.agent.num_workers": 1,
         f"{ROLLOUT}.calculate_log_probs": True,
         "reward.num_workers": 1,

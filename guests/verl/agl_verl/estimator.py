@@ -13,8 +13,8 @@ import torch
 import transfer_queue as tq
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from agl.trainer.verl.overrides import ESTIMATOR
-from agl.trainer.verl.rows import ADVANTAGES
+from agl_verl.overrides import ESTIMATOR
+from agl_verl.rows import ADVANTAGES
 
 _PADDING = "pad"
 

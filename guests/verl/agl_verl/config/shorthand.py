@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.verl.config.plan import ACTOR, MODEL, ROLLOUT
+from agl_verl.config.plan import ACTOR, MODEL, ROLLOUT
 
 
 class Common(TypedDict, total=False):

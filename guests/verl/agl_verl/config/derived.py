@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from agl.errors import ConfigError
-from agl.trainer.verl.config.checks import Get
-from agl.trainer.verl.config.plan import ACTOR, MODEL, ROLLOUT, Plan
+from agl_verl.config.checks import Get
+from agl_verl.config.plan import ACTOR, MODEL, ROLLOUT, Plan
 
 REF = "actor_rollout_ref.ref"
 CORRECTION = "algorithm.rollout_correction"

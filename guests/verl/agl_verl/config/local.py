@@ -9,8 +9,8 @@ from typing import Any
 from agl.errors import ConfigError, nearest
 from agl.trainer.algorithms.policy_gradient import GRPO
 from agl.trainer.local.config import LoraSpec
-from agl.trainer.verl.config.checks import SHARED, SHARED_UNUSED, Supported, first_match, matches
-from agl.trainer.verl.config.plan import ACTOR, MODEL, NUMBERS, ROLLOUT, Plan
+from agl_verl.config.checks import SHARED, SHARED_UNUSED, Supported, first_match, matches
+from agl_verl.config.plan import ACTOR, MODEL, NUMBERS, ROLLOUT, Plan
 
 NEVER = 1_000_000_000
 
@@ -139,7 +139,7 @@ def _is_default(key: str, value: Any) -> bool:
     """
     if find_spec("verl") is None or find_spec("hydra") is None:
         return False
-    from agl.trainer.verl.config.compose import verl_schema
+    from agl_verl.config.compose import verl_schema
 
     schema = verl_schema()
     if not schema.has(key):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.verl.config.plan import ACTOR, MODEL, ROLLOUT, Plan
+from agl_verl.config.plan import ACTOR, MODEL, ROLLOUT, Plan
 
 T = TypeVar("T")
 Get = Callable[[str], Any]

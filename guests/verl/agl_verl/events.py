@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agl.trainer.verl.rows import Prompt
+from agl_verl.rows import Prompt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
