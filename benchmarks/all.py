@@ -52,6 +52,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "dashboard.training": ("training", "--steps", "6", "--turns", "2"),
     "loggers": ("--steps", "4", "--rounds", "1"),
     "trl_grpo": ("--rounds", "1", "--steps", "3"),
+    "programs": ("--programs", "200"),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
 }
 """Name -> the arguments of its quick form, in the order of the page. After a point: which part of the benchmark."""
@@ -78,6 +79,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "scale": ("--turns", "5", "--tokens", "1000"),
     "dashboard.training": ("training", "--steps", "2", "--turns", "1"),
     "loggers": ("--steps", "1", "--rounds", "1"),
+    "programs": ("--programs", "8"),
     "trl_grpo": ("--rounds", "1", "--steps", "1", "--cases", "single"),
     "verl_bridge": ("--steps", "3", "--rounds", "1"),
 }
