@@ -29,5 +29,6 @@ from agl.trainer.graders.text import TokenF1 as TokenF1
 from agl.trainer.graders.tools import RequiredTools as RequiredTools
 from agl.trainer.graders.tools import ToolBudget as ToolBudget
 from agl.trainer.graders.tools import ToolSuccess as ToolSuccess
+from agl.trainer.processes.container import Container as Container
 
 __all__: list[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Callable
@@ -74,7 +75,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         'agl.traces("runs/a"',
     ),  # type: ignore[arg-type]
     "misspelt": (lambda _: grpo(learning_rte=1), "no option 'learning_rte'", "learning_rate"),
-    "model that is not there": (lambda _: fit([{"q": 1}]), "no such directory", "a hub id"),
+    "model that is not there": (
+        lambda _: agl.Trainer(grpo(model="/nowhere"), progress=False).fit(agl.wrap(agent, score), [{"q": 1}]),
+        "no such directory",
+        "a hub id",
+    ),
     "path for a dataset": (lambda _: fit("tasks.jsonl"), "the dataset is 'tasks.jsonl'", "json.loads"),
     "number for a dataset": (lambda _: fit(5), "the dataset is 5", "a list of tasks"),
     "one task for a dataset": (lambda _: fit({"q": 1}), "the dataset is a dict", "a list of tasks"),
@@ -115,6 +120,70 @@ def test_a_mistake_is_answered_with_the_right_form(
     assert not [*tmp_path.iterdir()], "nothing is begun"
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "mistakes.md"
+WRITTEN = {"grpo(": "agl.GRPO(..., ", "trainer(": "agl.Trainer(algorithm, ", "fit(": "trainer.fit(agent, "}
+ALONE = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import test_mistakes as m
+def missing(_):
+    import agl_verl.algorithm as a
+    a.find_spec = lambda name: None
+    return 1
+start = time.perf_counter()
+try: m.MISTAKES[sys.argv[2]][0](missing)
+except m.agl.AglError: print(time.perf_counter() - start)
+"""
+
+
+def rows() -> dict[str, str]:
+    """For each mistake a row of the page, without the seconds: what was written, the message, what to do."""
+    tree = ast.parse(Path(__file__).read_text())
+    (made,) = (n.value for n in tree.body if isinstance(n, ast.AnnAssign) and ast.unparse(n.target) == "MISTAKES")
+    assert isinstance(made, ast.Dict)
+    found = {}
+    for name, entry in zip(MISTAKES, made.values, strict=True):
+        assert isinstance(entry, ast.Tuple)
+        assert isinstance(entry.elts[0], ast.Lambda)
+        code = (
+            ast.unparse(entry.elts[0].body)
+            .replace("missing('verl')", "1")
+            .replace("grpo(m", "agl.GRPO(m")
+            .replace("trainer().fit", "trainer.fit")
+            .replace("grpo()", "algorithm")
+        )
+        start = next((start for start in WRITTEN if code.startswith(start)), "")
+        code = WRITTEN.get(start, "") + code.removeprefix(start)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("agl_verl.algorithm.find_spec", lambda name: None)
+            with pytest.raises(agl.AglError) as raised:
+                MISTAKES[name][0](lambda _: 1)
+        texts = (raised.value.message, raised.value.hint or "")
+        cells = [" ".join(text.split()).replace("|", r"\|") for text in (f"`{code.replace(', )', ')')}`", *texts)]
+        found[name] = "| " + " | ".join(cells) + " |"
+    return found
+
+
+def test_the_page_says_what_is_said() -> None:
+    listed = [line.rpartition("|")[0].rpartition("|")[0] + "|" for line in PAGE.read_text().splitlines()]
+    lacking = [row for row in rows().values() if row not in listed]
+    assert lacking == [], "write the page anew: python tests/unit/test_mistakes.py"
+
+
+def write_page() -> None:
+    """The page, with the seconds that each takes in a new process, from the call to the message."""
+    lines = ["| written | answer | what to do | seconds |", "|---|---|---|---|"]
+    for name, row in rows().items():
+        command = [sys.executable, "-c", ALONE, str(Path(__file__).parent), name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        lines.append(f"{row} {float(done.stdout):.1f} |")
+        print(lines[-1][:100])
+    text = PAGE.read_text()
+    start, end = "<!-- table -->", "<!-- end of table -->"
+    before, after = text.partition(start)[0], text.partition(end)[2]
+    PAGE.write_text(before + "\n".join([start, *lines, end]) + after)
+
+
 def test_none_of_them_waits_for_torch() -> None:
     """All of them in a new process, with the tests' own packages: torch is not imported."""
     program = (
@@ -142,3 +211,7 @@ def test_what_is_right_is_taken(tmp_path: Path) -> None:
     assert trainer(credit=lambda trajectory: [0.0]).config.credit is not None
     agl.wrap(agent, lambda *both: 1.0)
     agl.wrap(agent, lambda task, output, trace=None: 1.0)
+
+
+if __name__ == "__main__":
+    write_page()

@@ -58,7 +58,11 @@ class Training:
         """Start the gateway and the workers."""
         algorithm, policies = self.algorithm, self.policies
         await self.workplace.start(
-            algorithm.rules, policies.names[0], register=policies.serve, rewarded=algorithm.rewarded
+            algorithm.rules,
+            policies.names[0],
+            register=policies.serve,
+            rewarded=algorithm.rewarded,
+            try_first=True,
         )
 
 

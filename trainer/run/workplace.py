@@ -24,6 +24,7 @@ from agl.trainer.run.config import LOOPBACK, as_tuple
 from agl.trainer.run.faults import score_faults
 from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.memory import RunMemory, require_content
+from agl.trainer.run.results import require_some
 from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
 from agl.trainer.run.run import Endpoint, Run
 from agl.trainer.runners.coordinator import RunCoordinator
@@ -66,6 +67,7 @@ class Workplace:
         self._pending: dict[str, asyncio.Future[RolloutResult]] = {}
         self._abandoned: list[str] = []
         self._failure: BaseException | None = None
+        self._proven = True
 
     async def start(
         self,
@@ -76,6 +78,7 @@ class Workplace:
         routed: bool = True,
         rewarded: bool = True,
         gateways: int = 1,
+        try_first: bool = False,
     ) -> None:
         """Start the gateway and the workers.
 
@@ -85,8 +88,11 @@ class Workplace:
             routed: whether selected agents' requests go to the gateway.
             rewarded: whether a rollout without a reward has failed.
             gateways: how many processes answer requests, if the configuration does not say.
+            try_first: whether the run's very first rollout runs alone, so that what is wrong with the agent, its reward
+                or `agents=` is found before a provider is asked for all of them.
         """
         run, config = self.run, self.run.config
+        self._proven = not try_first
         try:
             memory = self._remembered()
             if memory is not None:
@@ -225,6 +231,7 @@ class Workplace:
                 run=run.run_id,
                 store=run.directory / "run.db",
             )
+        self._proven |= step > 0
         if (memory := self._remembered()) is not None:
             await memory.revert(step)
         self._resumable = await reconcile(run.store, run.run_id, step, run.config.selection, versions, max_staleness)
@@ -290,6 +297,9 @@ class Workplace:
 
         Returns:
             One result per rollout, tasks in order, repetitions next to each other.
+
+        Raises:
+            AglError: the first rollouts of two tasks failed alike; or none can succeed any more.
         """
         assert self._coordinator is not None
         if self._failure is not None:
@@ -327,6 +337,8 @@ class Workplace:
                 else:
                     self.run.progress.count(failed=result.error is not None)
                     future.set_result(result)
+            if not self._proven and mode != "dev":
+                to_run = await self._try_first(to_run)
             await self.run.store.enqueue_rollouts(to_run)
             groups = [
                 asyncio.ensure_future(self._group(futures[i : i + group_size]))
@@ -345,6 +357,26 @@ class Workplace:
             for r in new:
                 if (future := self._pending.get(str(r.rollout_id))) is not None and future.done():
                     self._pending.pop(str(r.rollout_id))
+
+    async def _try_first(self, rollouts: Sequence[NewRollout]) -> list[NewRollout]:
+        """Run the first rollout alone, and if it fails one of another task: those that are left.
+
+        Raises:
+            AglError: both failed, with the same error.
+        """
+        other = next((r for r in rollouts if r.group != rollouts[0].group), None)
+        tried: list[RolloutResult] = []
+        for first in [*rollouts[:1], *([other] if other else rollouts[1:2])]:
+            await self.run.store.enqueue_rollouts([first])
+            tried.append(await self._pending[str(first.rollout_id)])
+            if tried[-1].error is None:
+                break
+        else:
+            if len(tried) > 1 and len({(type(r.error), getattr(r.error, "message", str(r.error))) for r in tried}) == 1:
+                require_some(tried, "the first try")
+        self._proven = True
+        ended = {r.rollout.rollout_id for r in tried}
+        return [r for r in rollouts if r.rollout_id not in ended]
 
     async def _group(self, rollouts: Sequence[asyncio.Future[RolloutResult]]) -> list[RolloutResult]:
         """The results of one task's rollouts, compared with each other as soon as all have ended."""
