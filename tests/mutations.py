@@ -405,6 +405,13 @@ MUTATIONS = (
         unit("graders_code", "test_a_program_is_not_told_what_is_expected"),
     ),
     Mutation(
+        "a rollout with many spans is written before the others",
+        "trainer/store/sql/store.py",
+        "SPANS_AT_A_TIME = 50",
+        "SPANS_AT_A_TIME = 10_000",
+        ("tests/integration/test_store_conformance.py::test_a_rollout_with_many_spans_takes_turns_with_the_others",),
+    ),
+    Mutation(
         "a sandbox lets calls through that lead out of it",
         "trainer/processes/bubblewrap.py",
         "        if number >= 0 and library",

@@ -1292,3 +1292,26 @@ def test_what_the_runners_do_is_seen_longest_running_first(store: Store) -> None
         assert len(await store.query_open_attempts(limit=1)) == 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("store", FACTORIES, indirect=True)
+def test_a_rollout_with_many_spans_takes_turns_with_the_others(store: Store) -> None:
+    """Its spans were once written before those of anybody who came later: 500 times as long a wait.
+
+    A server of a store reads a request before anything is written, in the order in which they come.
+    """
+
+    async def scenario() -> None:
+        greedy, other = await lease(store), await lease(store)
+        mine, others = greedy.rollout.rollout_id, other.rollout.rollout_id
+        many = [[span(mine, 1000 * k + i, start=0.0, end=1.0) for i in range(500)] for k in range(16)]
+        writing = [asyncio.ensure_future(store.add_spans(spans)) for spans in many]
+        await asyncio.sleep(0)
+        await store.add_spans([span(others, 99_999, start=0.0, end=1.0)])
+        written = len(await store.query_spans(mine))
+        assert len(await store.query_spans(others)) == 1
+        await asyncio.gather(*writing)
+        assert len(await store.query_spans(mine)) == 8000
+        assert written <= 2000, f"{written} spans of a greedy rollout came first"
+
+    asyncio.run(scenario())

@@ -7,8 +7,10 @@ import dataclasses
 import secrets
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
@@ -37,6 +39,9 @@ from agl.trainer.store.types import (
 from agl.trainer.wire.forwarding import forwarding
 
 T = TypeVar("T")
+
+SPANS_AT_A_TIME = 50
+"""Spans of one rollout that are written before others have their turn."""
 
 _READS: Mapping[str, Callable[..., Any]] = {
     "is_leased_with": lifecycle.is_leased_with,
@@ -76,6 +81,7 @@ class SqlStore(Store):
         self._observer = Observer(self._clock.steady)
         self._waiters = Waiters()
         self._indexes = memories.Indexes()
+        self._turns: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
         self._watch: Watch | None = None
         self._watches = False
 
@@ -235,7 +241,17 @@ class SqlStore(Store):
         await self._database.write_each(records.add_calls, calls)
 
     async def add_spans(self, spans: Sequence[Span]) -> None:
-        await self._database.write_each(records.add_spans, spans)
+        of_rollouts: dict[str, list[Span]] = defaultdict(list)
+        for span in spans:
+            of_rollouts[span.rollout_id].append(span)
+        await asyncio.gather(*map(self._add_spans_in_turn, of_rollouts.values()))
+
+    async def _add_spans_in_turn(self, spans: Sequence[Span]) -> None:
+        """A rollout with many spans takes turns with the others, however many requests bring them at once."""
+        turn = self._turns.setdefault((spans[0].rollout_id, id(asyncio.get_running_loop())), asyncio.Lock())
+        async with turn:
+            for first in range(0, len(spans), SPANS_AT_A_TIME):
+                await self._database.write_each(records.add_spans, spans[first : first + SPANS_AT_A_TIME])
 
     async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         return await self._database.read_each(records.query_spans, (rollout_id, attempt))
