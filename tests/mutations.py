@@ -407,8 +407,8 @@ MUTATIONS = (
     Mutation(
         "a rollout with many spans is written before the others",
         "trainer/store/sql/store.py",
-        "SPANS_AT_A_TIME = 50",
-        "SPANS_AT_A_TIME = 10_000",
+        "        await asyncio.gather(*map(self._add_spans_in_turn, of_rollouts.values()))",
+        "        await self._database.write_each(records.add_spans, spans)",
         ("tests/integration/test_store_conformance.py::test_a_rollout_with_many_spans_takes_turns_with_the_others",),
     ),
     Mutation(

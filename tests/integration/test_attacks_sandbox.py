@@ -70,12 +70,18 @@ def test_a_tests_leftovers_are_gone_before_the_next() -> None:
 
 # -- to the one that judges it ----------------------------------------------------------------------------------------
 
-FORGER = """
-__import__('os').system('true') or [
-    __import__('os').write(fd, data) for fd in range(1, 20) for data in (b'V', b'V[\\"passed\\", \\"passed\\"]')
-    if not __import__('contextlib').suppress(OSError).__enter__()
-] and __import__('os')._exit(0)
+THIEF = """
+import os, struct, sys
+frame = sys._getframe()
+while frame:
+    if nonce := frame.f_locals.get("nonce"):
+        verdict = b"V" + nonce.encode() + b'["passed", "passed"]'
+        os.write(4, struct.pack(">I", len(verdict)) + verdict)
+        os._exit(0)
+    frame = frame.f_back
 """
+FORGER = f"__import__('builtins').exec({THIEF!r}) or 0"
+"""Evaluated where the verdict is made, it finds the verdict's number, and passes."""
 PATCHES = "setattr(__import__('builtins'), 'AssertionError', None) or __import__('os')._exit(0)"
 
 
