@@ -25,7 +25,7 @@ from agl.rewards import PythonTests
 
 ASSERTS = {"tests": [f"assert f({n}) == {n + 1}" for n in range(3)]}
 INPUTS = {"test_cases": [{"input": f"{n}\n", "output": f"{n + 1}\n"} for n in range(3)]}
-PROGRAMS = {"asserts": (ASSERTS, "def f(x):\n    return x + {0} - {0}\n"),
+PROGRAMS = {"asserts": (ASSERTS, "def f(x):\n    return x + 1 + {0} - {0}\n"),
             "inputs": (INPUTS, "print(int(input()) + 1 + {0} - {0})\n")}  # fmt: skip
 TURNS = 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 from agl.extras import explained, install_line
 
@@ -15,9 +16,12 @@ def main() -> None:
         sys.exit(f"the command line needs more than the core; {install_line('local')}")
     from agl.errors import AglError
     from agl.trainer.cli.app import app
+    from agl.trainer.cli.options import json_alone, with_json
 
+    arguments, alone = with_json(sys.argv[1:])
     try:
-        app(standalone_mode=True)
+        with json_alone() if alone else nullcontext():
+            app(arguments, standalone_mode=True)
     except AglError as error:
         from agl.trainer.report import terminal
 

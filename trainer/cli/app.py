@@ -20,6 +20,7 @@ from agl.texts import printable
 from agl.trainer.cli.options import (
     CONTEXT,
     AgentFile,
+    Command,
     Host,
     Json,
     KeyFile,
@@ -33,9 +34,7 @@ from agl.trainer.cli.options import (
 )
 from agl.trainer.cli.store import app as store_app
 
-app = typer.Typer(
-    name="agl", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, context_settings=CONTEXT
-)
+app = typer.Typer(name="agl", no_args_is_help=True, pretty_exceptions_enable=False, context_settings=CONTEXT)
 
 Seed = Annotated[int, typer.Option(help="Seed of tasks, initial weights and sampling.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last completed step in --directory.")]
@@ -54,6 +53,30 @@ class TrainCommand(SettingsCommand):
         "Rarely needed": ("warmup_steps", "schedule", "kl_coef", "where", "per_task", "prompts"),
     }  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"directory": "agl-runs/RUN_ID"}
+
+
+class EvalCommand(Command):
+    """`agl eval`."""
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "What is measured": (
+            "tasks", "agent", "against", "reward", "agents", "samples", "success", "prompts", "fail_below",
+        ),
+        "Sampling and runs": (
+            "temperature", "max_response_tokens", "seed", "n_workers", "timeout", "max_attempts", "resume",
+        ),
+        "Output": ("directory", "html", "markdown", "json_file", "quiet"),
+    }  # fmt: skip
+
+
+class ExportCommand(Command):
+    """`agl export`."""
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "Which rollouts": ("store", "run_id", "mode", "since"),
+        "For other trainers": ("where", "agents", "per_task", "margin", "model", "renderer"),
+        "Output": ("out", "format", "tokens", "json_file", "quiet"),
+    }
 
 
 class ServeCommand(SettingsCommand):
@@ -80,7 +103,7 @@ def options(
     """Train the LLM agents you already have, with reinforcement learning and without changing them."""
 
 
-@app.command()
+@app.command(epilog="Example: agl quickstart --seed 1")
 def quickstart(
     directory: Annotated[Path, typer.Option(help="Directory for the model, the store and the policy.")] = Path(
         "agl-quickstart"
@@ -121,7 +144,11 @@ def quickstart(
     write_json(json_file, facts)
 
 
-@app.command(cls=TrainCommand)
+@app.command(
+    cls=TrainCommand,
+    epilog="Example: agl train --model Qwen/Qwen3-0.6B --tasks tasks.jsonl --agent agent.py:agent "
+    "--reward reward.py:score --steps 50",
+)
 def train(
     context: typer.Context,
     tasks: Annotated[
@@ -230,7 +257,12 @@ def _validations(result: Any) -> Any:
         return None  # There was no validation, or the store is a server's, and its key is not kept where agents run.
 
 
-@app.command("eval")
+@app.command(
+    "eval",
+    cls=EvalCommand,
+    epilog="Example: agl eval trained=agl-runs/a --against start=Qwen/Qwen3-0.6B --tasks held_out.jsonl "
+    "--agent agent.py:agent --reward reward.py:score --samples 4",
+)
 def evaluate(
     tasks: Annotated[Path, typer.Option(help="Held-out tasks, one JSON value per line.")],
     agent: Annotated[str, typer.Option(help=AgentFile)],
@@ -310,7 +342,7 @@ def evaluate(
     raise typer.Exit(1 if below else 0)
 
 
-@app.command()
+@app.command(epilog="Example: agl push agl-runs/a my-agent --private")
 def push(
     directory: Annotated[Path, typer.Argument(help="Directory of a run, a checkpoint, a policy or any model.")],
     repo: Annotated[str, typer.Argument(help="Repository on the hub, NAME or ORGANISATION/NAME; created if missing.")],
@@ -333,11 +365,15 @@ def push(
     write_json(json_file, {"url": url})
 
 
-@app.command()
+@app.command(epilog="Example: agl explain ro-1f3 --calls 3-5")
 def explain(
     rollout: Annotated[str | None, typer.Argument(help="Id of a rollout, or its beginning.")] = None,
     store: StoreOption = None,
     attempt: Annotated[int | None, typer.Option(help="Attempt to show (default: the last).")] = None,
+    calls: Annotated[
+        str | None,
+        typer.Option(help="Calls to show whole: 3-5,8 or all (default: all of at most 8).", metavar="NUMBERS"),
+    ] = None,
     listing: Annotated[bool, typer.Option("--list", help="List the store's rollouts instead.")] = False,
     json_file: Json = None,
 ) -> None:
@@ -351,10 +387,10 @@ def explain(
         return
     if rollout is None:
         raise ConfigError("no rollout given", hint="agl explain ROLLOUT, or agl explain --list to see them")
-    write_json(json_file, explain_rollout(rollout, store, attempt=attempt).to_json())
+    write_json(json_file, explain_rollout(rollout, store, attempt=attempt, calls=calls).to_json())
 
 
-@app.command("make-policy")
+@app.command("make-policy", epilog="Example: agl make-policy tiny --seed 1")
 def make_policy(
     directory: Annotated[Path, typer.Argument(help="Directory to write the model to.")],
     seed: Seed = 0,
@@ -366,7 +402,9 @@ def make_policy(
     write_json(json_file, make(directory, seed=seed))
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+@app.command(
+    context_settings={"allow_interspersed_args": False}, epilog="Example: agl run --store run.db -- python my_agent.py"
+)
 def run(
     command: Annotated[list[str], typer.Argument(help="Command to run, after `--`.", metavar="-- COMMAND...")],
     agent: Annotated[str | None, typer.Option(help="Agent name for calls that no framework names.")] = None,
@@ -421,7 +459,7 @@ def run(
     raise typer.Exit(status)
 
 
-@app.command()
+@app.command(epilog="Example: agl runner --store http://trainer:4747 --agent agent.py:agent --n-workers 8")
 def runner(
     agent: Annotated[str, typer.Option(help=AgentFile)],
     store: Annotated[
@@ -445,7 +483,7 @@ def runner(
     write_json(json_file, run_runner(load_agent(agent, reward), server, key, n_workers, quiet=quiet))
 
 
-@app.command(cls=ServeCommand)
+@app.command(cls=ServeCommand, epilog="Example: agl serve --model Qwen/Qwen3-0.6B --algorithm grpo --data tasks.jsonl")
 def serve(
     context: typer.Context,
     gpus: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -477,7 +515,24 @@ def serve(
 app.add_typer(store_app, name="store")
 
 
-@app.command()
+@app.command(epilog="Example: agl runs agl-runs")
+def runs(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Run directories, directories of runs, or stores' files or URLs (default: those found here).",
+            metavar="[RUN_DIR|URL]...",
+        ),
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """List training runs: how far they are, and their first and last rewards."""
+    from agl.trainer.cli.runs import list_runs
+
+    write_json(json_file, list_runs(places or []))
+
+
+@app.command(epilog="Example: agl dashboard agl-runs/a --open")
 def dashboard(
     places: Annotated[
         list[str] | None,
@@ -507,7 +562,7 @@ def dashboard(
     )
 
 
-@app.command()
+@app.command(epilog="Example: agl doctor --model Qwen/Qwen3-0.6B")
 def doctor(
     model: Annotated[
         str | None,
@@ -534,7 +589,7 @@ def doctor(
     raise typer.Exit(1 if report.problems else 0)
 
 
-@app.command()
+@app.command(cls=ExportCommand, epilog="Example: agl export sft --where 'reward>=1' --out examples")
 def export(
     out: Annotated[Path, typer.Option(help="Directory to write the files to.")],
     what: Annotated[
@@ -607,7 +662,7 @@ trace = typer.Typer(help="Read traces: model calls and tools by agent.", no_args
 app.add_typer(trace, name="trace")
 
 
-@trace.command("ls")
+@trace.command("ls", epilog="Example: agl trace ls --store agl-runs/a")
 def trace_ls(
     store: StoreOption = None,
     json_file: Json = None,
@@ -618,7 +673,7 @@ def trace_ls(
     write_json(json_file, list_rollouts(store))
 
 
-@trace.command("show")
+@trace.command("show", epilog="Example: agl trace show ro-1f3")
 def trace_show(
     rollout: Annotated[str, typer.Argument(help="Id of a rollout, or its beginning.")],
     store: StoreOption = None,
@@ -631,7 +686,7 @@ def trace_show(
     write_json(json_file, show_trace(rollout, store, attempt=attempt))
 
 
-@trace.command("export")
+@trace.command("export", epilog="Example: agl trace export --otlp http://localhost:4318 --all")
 def trace_export(
     otlp: Annotated[str, typer.Option(help="Receiver: http://localhost:4318, or the whole URL.", metavar="URL")],
     rollouts: Annotated[list[str] | None, typer.Argument(help="Ids of rollouts, or their beginnings.")] = None,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
+import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -24,8 +26,14 @@ RENAMED = {"workers": "n-workers", "out": "directory", "lora-rank": "lora"}
 CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: RENAMED.get(name, name)}
 
 Json = Annotated[
-    Path | None, typer.Option("--json", help="Write the results as JSON to FILE (- for stdout).", metavar="FILE")
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="[FILE.json]",
+        help="Print the results as JSON alone (lists: a line for each), or write a file.",
+    ),
 ]
+_JSON_FILE = re.compile(r"-|.*[/\\].*|.*\.jsonl?")
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AgentFile = "The agent: file.py:name or package.module:name."
 RewardFile = "Reward function (task, output) -> float: file.py:name or package.module:name."
@@ -47,16 +55,72 @@ def duration(text: str) -> float | None:
     return match and float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}[match[2]]
 
 
+def with_json(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """(a command's arguments with "-" after a `--json` that no file follows, whether JSON goes to stdout)."""
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if arguments[:1] == ["run"] and ours == arguments:
+        ours = arguments[:2]  # what follows may be the command's
+    if "--json" not in ours:
+        return [*arguments], False
+    at = ours.index("--json") + 1
+    if at < len(ours) and _JSON_FILE.fullmatch(ours[at]):
+        return [*arguments], ours[at] == "-"
+    return [*arguments[:at], "-", *arguments[at:]], True
+
+
+@contextlib.contextmanager
+def json_alone() -> Iterator[None]:
+    """What is printed goes to stderr, also by child processes; `write_json` alone writes to stdout."""
+    global _stdout
+    sys.stdout.flush()
+    _stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(_stdout, 1)
+        os.close(_stdout)
+        _stdout = None
+
+
+_stdout: int | None = None
+
+
 def write_json(path: Path | None, facts: Any) -> None:
-    """Write the results of a command to a file; "-" is stdout."""
+    """Write the results of a command to a file, or to stdout if that is "-". To stdout or a .jsonl file, a list is
+    written as JSON Lines."""
     if path is None:
         return
-    text = json.dumps(facts, indent=2, default=str) + "\n"
+    if isinstance(facts, list) and (str(path) == "-" or path.suffix == ".jsonl"):
+        text = "".join(json.dumps(fact, default=str) + "\n" for fact in facts)
+    else:
+        text = json.dumps(facts, indent=2, default=str) + "\n"
     if str(path) == "-":
-        sys.stdout.write(text)
+        if _stdout is None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            with os.fdopen(os.dup(_stdout), "w") as out:
+                out.write(text)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+class Command(TyperCommand):
+    """A command whose options are in groups, and whose help ends with an example."""
+
+    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Panel of the help -> its options; those in no panel are in "Options"."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for panel, names in self.panels.items():
+            for param in params:
+                if param.name in names:
+                    setattr(param, "rich_help_panel", panel)  # noqa: B010 - Typer's options have it, Click's have not
+        return params
 
 
 class SettingsCommand(TyperCommand):

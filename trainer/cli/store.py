@@ -17,7 +17,7 @@ from agl.trainer.cli.options import Host, Json, KeyFile, Port, StoreOption, dura
 app = typer.Typer(help="Serve a store over HTTP, or prune one.")
 
 
-@app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True, epilog="Example: agl store --db sqlite:///agl.db --port 4747")
 def store(
     context: typer.Context,
     db: Annotated[str, typer.Option("--db", envvar="AGL_DATABASE_URL", help="Database to serve.")] = "sqlite:///agl.db",
@@ -72,7 +72,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         await opened.close()
 
 
-@app.command()
+@app.command(epilog="Example: agl store prune --older-than 30d")
 def prune(
     older_than: Annotated[str, typer.Option(help="Prune rollouts that finished longer ago than this: 30d, 12h, 90m.")],
     store: StoreOption = None,

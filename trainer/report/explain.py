@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from agl.errors import ConfigError
 from agl.mdp.types import Reward
 from agl.texts import printable
 from agl.trainer.report.rollout_report import CallReport, ProviderCall, RolloutReport, describe
@@ -25,20 +27,45 @@ PIPED_WIDTH = 1000
 """Columns of a list that is not printed to a terminal."""
 
 
-def explain(rollout_id: str, store: str | Path | None = None, *, attempt: int | None = None) -> RolloutReport:
+FOLDED_CALLS = 8
+"""Above so many calls a report has a line for each; `calls` shows some of them whole."""
+
+
+def explain(
+    rollout_id: str, store: str | Path | None = None, *, attempt: int | None = None, calls: str | None = None
+) -> RolloutReport:
     """Print what was trained in a rollout, and return it.
 
     Args:
         rollout_id: the id, or a unique prefix of it.
         store: URL or path of the store; AGL_STORE, or the store of the newest run below ./agl-*, if None.
         attempt: number of the attempt; the last one if None.
+        calls: those to show whole, "3-5,8" or "all"; all of at most `FOLDED_CALLS` if None.
 
     Raises:
+        ConfigError: `calls` is neither.
         StoreError: no such store, rollout or attempt.
     """
+    chosen = None if calls is None else call_numbers(calls)
     report = read_store(store, lambda opened: describe(opened, rollout_id, attempt=attempt))
-    console().print(renderable(report))
+    console().print(renderable(report, chosen))
     return report
+
+
+def call_numbers(text: str) -> range | set[int]:
+    """The numbers of a text such as "3-5,8"; of "all" every one.
+
+    Raises:
+        ConfigError: it is no such text.
+    """
+    if text == "all":
+        return range(1 << 31)
+    found: set[int] = set()
+    for part in text.split(","):
+        if not (match := re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)):
+            raise ConfigError(f"--calls is {text!r}", hint="name calls by their numbers: 3, 3-5 or 3-5,8; or all")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found
 
 
 def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict[str, Any]]:
@@ -79,8 +106,8 @@ def render(report: RolloutReport, width: int = 110) -> str:
     return out.getvalue().rstrip()
 
 
-def renderable(report: RolloutReport) -> Group:
-    """The report for a rich console."""
+def renderable(report: RolloutReport, calls: Container[int] | None = None) -> Group:
+    """The report for a rich console. `calls`: those that are shown whole; all of at most `FOLDED_CALLS` if None."""
     rollout = report.rollout
     head = Text.assemble(("rollout ", "bold"), (rollout.rollout_id, "cyan"), f"  {rollout.status}  {rollout.mode}")
     if rollout.step is not None and rollout.mode == "train":
@@ -97,7 +124,15 @@ def renderable(report: RolloutReport) -> Group:
         if attempt.error and attempt.status != "succeeded":
             cause = error_line(attempt.error)
             lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {cause}"), style="red"))
-    lines += [_panel(call, report.tools) for call in report.calls]
+    if calls is None and len(report.calls) > FOLDED_CALLS:
+        calls = ()
+    whole = [call for call in report.calls if calls is None or call.call.index in calls]
+    if len(whole) < len(report.calls):
+        lines += [
+            _outline(report.calls),
+            Text(f"agl explain {rollout.rollout_id} --calls 0-2 shows calls whole", "dim"),
+        ]
+    lines += [_panel(call, report.tools) for call in whole]
     lines += map(_provider_call, report.provider_calls)
     if report.provider_calls:
         what = "calls were" if len(report.provider_calls) > 1 else "call was"
@@ -113,6 +148,28 @@ def renderable(report: RolloutReport) -> Group:
             table.add_row(printable(row.policy), merged, *numbers, "chain" if row.is_chain else "tree")
         lines.append(table)
     return Group(*lines)
+
+
+def _outline(calls: Sequence[CallReport]) -> Table:
+    """A line for each call: who spoke, what was sampled, and where rewards and forks are."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("call", "agent", "prompt", "continued", "sampled", "return", "advantage"):
+        table.add_column(column, justify="left" if column == "agent" else "right", no_wrap=True)
+    table.add_column("what happened", overflow="ellipsis", no_wrap=True)
+    for report in calls:
+        call = report.call
+        names = [tool_call["function"]["name"] for tool_call in call.response.get("tool_calls") or ()]
+        happened = [f"{name}()" for name in names] + [f"reward {_reward(reward)}" for reward in report.rewards]
+        happened += [f"forked: {report.fork}"] if report.fork else []
+        happened += [f"error: {call.error}"] if call.error else []
+        happened += [f"not trained: {report.trained.dropped}"] if report.trained and report.trained.dropped else []
+        numbers = (call.prompt_ids.size, report.continued, len(report.tokens))
+        value = "" if report.return_ is None else f"{report.return_:g}"
+        advantage = f"{report.trained.advantage:+.3f}" if report.trained else ""
+        style = "yellow" if report.fork else "red" if call.error else "bold" if report.rewards else ""
+        shown = Text(printable(", ".join(happened)), style=style)
+        table.add_row(str(call.index), printable(call.agent or ""), *map(str, numbers), value, advantage, shown)
+    return table
 
 
 def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
