@@ -57,7 +57,7 @@ _NAMES = {
     "agl.trainer.memory.memory": ("Memory",),
     "agl_prompts": ("APO", "GEPA"),
     "agl.trainer.report.explain": ("explain",),
-    "agl.trainer.run.callbacks": ("Callback", "EarlyStopping"),
+    "agl.trainer.run.callbacks": ("Callback", "EarlyStopping", "Webhook"),
     "agl.trainer.run.trainer": ("Result", "Trainer"),
     "agl.trainer.runners.options": ("RayRunners",),
     "agl.trainer.service.client": ("Client",),

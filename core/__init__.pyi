@@ -65,6 +65,7 @@ from agl.trainer.memory.memory import Memory as Memory
 from agl.trainer.report.explain import explain as explain
 from agl.trainer.run.callbacks import Callback as Callback
 from agl.trainer.run.callbacks import EarlyStopping as EarlyStopping
+from agl.trainer.run.callbacks import Webhook as Webhook
 from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.command import CommandAgent as CommandAgent

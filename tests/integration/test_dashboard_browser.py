@@ -267,6 +267,35 @@ def test_the_numbers_of_a_step_are_those_of_sql(
             assert page.get_by_role("link", name=f"step {step + 2} →").count() == (step + 1 < steps)
 
 
+def test_a_run_shows_what_went_wrong_and_samples_of_its_last_step(
+    chromium: Any, site: Dashboard, runs: list[Path]
+) -> None:
+    run = run_of(site, 1)
+    with sqlite3.connect(runs[1] / "run.db") as store:
+        (step,) = store.execute("SELECT step - 1 FROM runs").fetchone()
+        query = """SELECT rollout_id, sum(json_extract(attributes, '$."agl.reward.value"')) FROM here
+            JOIN spans USING (rollout_id) WHERE attempt = attempts AND name LIKE 'reward%'
+            AND coalesce(json_extract(attributes, '$."agl.reward.primary"'), 1) GROUP BY rollout_id"""
+        rewards = dict(store.execute(f"{HERE} {query}", (step,)))
+        flat = store.execute(
+            "SELECT step FROM metrics a JOIN metrics b USING (run_id, step) WHERE b.name = 'train/groups' "
+            "AND a.name = 'train/zero_variance_groups' AND b.value > 1 AND a.value >= 0.75 * b.value"
+        ).fetchall()
+    with opened(chromium, site, f"/1/run/{run}") as page:
+        page.get_by_role("heading", name="samples of step").wait_for()
+        rows = (
+            page.locator("section", has=page.get_by_role("heading", name="samples of step")).locator("tbody tr").all()
+        )
+        shown = {row.locator("th").inner_text(): float(row.locator("td").first.inner_text()) for row in rows}
+        wrong = page.get_by_role("heading", name="what went wrong")
+        said = page.locator("section", has=wrong).locator("li").all_inner_texts() if wrong.count() else []
+    in_order = sorted(rewards.values())
+    assert shown == pytest.approx(
+        {"best": in_order[-1], "median": in_order[len(in_order) // 2], "worst": in_order[0]}, abs=6e-4
+    )
+    assert any("equal rewards" in text for text in said) == bool(flat)
+
+
 def test_an_advantage_has_the_same_colour_on_every_page(chromium: Any, site: Dashboard) -> None:
     id = trained_rollout(site)
     with opened(chromium, site, f"/1/group/{id}") as page:

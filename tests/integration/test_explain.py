@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 import shutil
 from dataclasses import replace
@@ -18,8 +19,9 @@ from langchain_openai import ChatOpenAI
 
 import agl
 from agl.adapters.langchain import LangChainTracer
-from agl.errors import StoreError
-from agl.trainer.report.explain import describe, render
+from agl.errors import ConfigError, StoreError
+from agl.trainer.report.explain import call_numbers, describe, render, renderable
+from agl.trainer.report.terminal import console
 from agl.trainer.store import open_store
 
 
@@ -299,3 +301,33 @@ def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -
     assert list(facts["rows"][0]) == ["policy", "calls", "tokens", "trained", "unmerged_tokens", "is_chain"]
     assert facts["attempts"] == [{"attempt": 1, "status": "succeeded", "error": None}]
     assert call["return_"] == facts["total_reward"]
+
+
+def test_a_long_rollout_is_an_outline_and_calls_are_shown_on_request(trained: agl.Result) -> None:
+    (first, *_) = _reports(trained)
+    (one,) = first.calls
+    calls = [replace(one, call=replace(one.call, index=n)) for n in range(30)]
+    forked = replace(one.call, index=17, fork_cause="history", request={**one.call.request, "fork_detail": "message 3"})
+    calls[17] = replace(one, call=forked)
+    long = replace(first, calls=calls)
+
+    def printed(numbers: str | None) -> list[str]:
+        out = io.StringIO()
+        chosen = None if numbers is None else call_numbers(numbers)
+        console(file=out, width=200).print(renderable(long, chosen))
+        return out.getvalue().splitlines()
+
+    outline = printed(None)
+    assert not any("log-probs" in line for line in outline)
+    rows = [line.split() for line in outline if re.match(r"\s*\d+  speaker", line)]
+    assert [int(row[0]) for row in rows] == [*range(30)]
+    for row, report in zip(rows, calls, strict=True):
+        numbers = (report.call.prompt_ids.size, report.continued, len(report.tokens))
+        assert tuple(map(int, row[2:5])) == numbers
+    assert [line for line in outline if "forked: history: message 3" in line] == [outline[outline.index(next(
+        line for line in outline if re.match(r"\s*17  speaker", line)))]]  # fmt: skip
+    some = printed("3-5,17")
+    assert [re.search(r"call (\d+)  agent", line)[1] for line in some if "─ call" in line] == ["3", "4", "5", "17"]  # type: ignore[index]
+    assert sum("─ call" in line for line in printed("all")) == 30
+    with pytest.raises(ConfigError, match="--calls is '3-'"):
+        call_numbers("3-")

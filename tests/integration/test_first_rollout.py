@@ -1,4 +1,4 @@
-"""What is wrong with an agent, its reward or `agents=` is found by a rollout or two, not by a step of them."""
+"""What is wrong with an agent, its reward or `agents=` is found by a few rollouts, not by a step of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fit(model: Path, directory: Path, agent: Any, tasks: Any = TRAIN, **settings
 
 
 @pytest.mark.parametrize(("settings", "message"), [({}, "no such column"), ({"agents": "anothr"}, "'anothr'")])
-def test_what_fails_alike_twice_ends_the_run(
+def test_what_fails_alike_again_and_again_ends_the_run(
     settings: dict[str, Any], message: str, untrained_model: Path, tmp_path: Path
 ) -> None:
     asked = Asked()
@@ -56,9 +56,9 @@ def test_what_fails_alike_twice_ends_the_run(
 
     with pytest.raises(AglError, match=message) as raised:
         fit(untrained_model, tmp_path, clerk, **settings)
-    assert "all 2 rollouts of the first try failed" in str(raised.value)
-    assert asked.runs == 4, "two tasks, twice each"
-    assert len(list_rollouts(tmp_path)) == 2, "no other was asked for"
+    assert "all 3 rollouts of the first try failed" in str(raised.value)
+    assert asked.runs == 6, "three tasks, twice each"
+    assert len(list_rollouts(tmp_path)) == 3, "no other was asked for"
 
 
 def test_a_task_that_cannot_be_done_is_no_reason_to_stop(untrained_model: Path, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
     return {
         **{name: reward for name, reward in rewards.items() if not math.isnan(reward)},  # no rollout need have one
         "train/rollouts": len(sample.results),
+        "train/groups": len({r.rollout.group for r in sample.results}),
         "train/failed_rollouts": len(sample.results) - len(succeeded),
         **fault_counts(succeeded, "train"),
         "train/dropped_groups": worth.dropped_groups,

@@ -184,6 +184,9 @@ def train(
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the run in the browser while it trains.")] = (
         False
     ),
+    webhook: Annotated[
+        str | None, typer.Option(help="Post alerts and the run's end to this URL, as JSON.", metavar="URL")
+    ] = None,
     settings: Set = None,
     config: Config = None,
     json_file: Json = None,
@@ -194,11 +197,14 @@ def train(
     from agl.trainer.cli.training import configured
     from agl.trainer.evaluation.views import sentences
     from agl.trainer.processes.environment import keep_secrets
+    from agl.trainer.run.callbacks import Webhook
     from agl.trainer.run.data import read_tasks
     from agl.trainer.run.trainer import Trainer
     from agl.trainer.runners.loading import load_agent, load_command, load_group_reward
 
     built, trainer_options = configured(context.obj, settings or (), config, data)
+    if webhook is not None:
+        trainer_options["callbacks"] = Webhook(webhook)
     trainer_options["runners"] = runners
     samples = tasks is not None or val is not None or getattr(built, "needs_tasks", True)
     remote_agent = runners == "remote" and agent is None and agent_command is None

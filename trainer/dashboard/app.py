@@ -9,7 +9,9 @@ import asyncio
 import functools
 import hashlib
 import mimetypes
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -31,6 +33,7 @@ from agl.trainer.http.auth import Keys
 from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
+from agl.trainer.report.alerts import Watch
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.store.base import Runs, Store
 from agl.trainer.store.types import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, TrainingRun
@@ -78,6 +81,7 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
         Route("/api/compare", api.read(api.compare)),
         Route("/api/{store:int}/runs/{run}", api.read(api.run)),
         Route("/api/{store:int}/runs/{run}/metrics", api.read(api.metrics)),
+        Route("/api/{store:int}/runs/{run}/now", api.read(api.now)),
         Route(step, api.read(api.step)),
         Route("/api/{store:int}/rollouts", api.read(api.rollouts)),
         Route("/api/{store:int}/rollouts/{rollout}", api.read(api.rollout)),
@@ -231,6 +235,31 @@ class _Api:
             # The last step may be cut in two.
             metrics = [m for m in metrics if m.step < metrics[-1].step]
         return views.metric_columns(metrics) | {"more": more}
+
+    async def now(self, request: Request) -> Any:
+        """What looked wrong so far (`alerts`), and the worst, the median and the best rollout of the last step by their
+        reward (`samples`), with what was said last in each."""
+        store, run = await self._run(request)
+        watch, entries = Watch(), defaultdict[int, dict[str, Any]](dict)
+        for metric in await store.query_metrics([run.run_id], names=views.alert_names(run), limit=_METRIC_VALUES):
+            entries[metric.step][metric.name] = metric.value
+        for step in sorted(entries):
+            watch.add({"step": step, **entries[step]})
+        step = run.step - 1
+        summaries = await store.query_step(run.run_id, step, mode="train", limit=MOST_ROLLOUTS) if step >= 0 else []
+        rated = sorted((s for s in summaries if s.reward is not None), key=lambda s: s.reward or 0.0)
+        chosen = {name: rated[i] for name, i in (("best", -1), ("median", len(rated) // 2), ("worst", 0)) if rated}
+
+        async def samples() -> list[dict[str, Any]]:
+            described = {name: await describe(store, s.rollout.rollout_id) for name, s in chosen.items()}
+            return [views.sample_json(name, chosen[name], report) for name, report in described.items()]
+
+        async with self._reports:
+            return {
+                "alerts": views.shown([asdict(alert) for alert in watch.alerts[::-1]], views.SHORT_TEXT),
+                "samples": await asyncio.to_thread(asyncio.run, samples()),
+                "step": step,
+            }
 
     async def step(self, request: Request) -> Any:
         """One step's rollouts by group; `total` of them, `next` to continue `after`, and the run's `last` step."""

@@ -15,6 +15,7 @@ import orjson
 
 from agl.mdp.spans import Span
 from agl.texts import printable
+from agl.trainer.report import alerts
 from agl.trainer.report.rollout_report import CallReport, RolloutReport
 from agl.trainer.report.trace_tree import as_json, error_line
 from agl.trainer.store.types import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
@@ -120,6 +121,31 @@ def summary_json(summary: RolloutSummary) -> dict[str, Any]:
             "zero_advantage_tokens": summary.zero_advantage_tokens,
             "advantage": summary.advantage,
             "dropped": summary.dropped,
+        },
+        SHORT_TEXT,
+    )
+
+
+def alert_names(run: TrainingRun) -> list[str]:
+    """The metrics that alerts read; those of the learner for each policy of a run that has several."""
+    policies = run.config.get("policies")
+    prefixes = ["", *(f"{name}/" for name in policies)] if isinstance(policies, Mapping) else [""]
+    learner = [name for name in alerts.NAMES if name.startswith("learner/")]
+    return [*alerts.NAMES, *(f"{prefix}{name}" for prefix in prefixes[1:] for name in learner)]
+
+
+def sample_json(place: str, summary: RolloutSummary, report: RolloutReport) -> dict[str, Any]:
+    """A rollout of the last step at a `place` among the others, with what was said last in it."""
+    said = [call.call.response.get("content") for call in report.calls if call.call.response.get("content")]
+    return shown(
+        {
+            "place": place,
+            "rollout_id": summary.rollout.rollout_id,
+            "task": summary.rollout.task,
+            "reward": summary.reward,
+            "advantage": summary.advantage,
+            "calls": summary.calls,
+            "said": said[-1] if said else report.output,
         },
         SHORT_TEXT,
     )

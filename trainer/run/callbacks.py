@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,11 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from agl.errors import AglError, CallbackError, ConfigError, nearest
+from agl.trainer.report.alerts import Alert
 from agl.trainer.run.recorder import Recorder
 from agl.trainer.store.types import RunStatus
+
+log = logging.getLogger("agl")
 
 Entry = Mapping[str, Any]
 """A step's entry of the history: "step", how many are done, and numbers by name."""
@@ -97,8 +101,44 @@ class Callback:
     def on_checkpoint(self, run: RunView, path: Path, step: int) -> None:
         """A checkpoint was written, after `step` steps."""
 
+    def on_alert(self, run: RunView, alert: Alert) -> None:
+        """Something began to look wrong with this step: an entropy that collapses, groups without a spread of rewards,
+        failures, ... (`agl.trainer.report.alerts`)."""
+
     def on_end(self, run: RunView, status: RunStatus) -> None:
         """The run is over: "succeeded" (stopped early, too), "failed", or "stopped" (cancelled)."""
+
+
+class Webhook(Callback):
+    """Posts alerts and the run's end to a URL, as JSON: {"run_id", "step", "event": "alert" or "end", "kind" (of the
+    alert, or the status), "text"}. A receiver that does not answer is logged, and never stops the run.
+
+    Args:
+        url: http:// or https://. timeout: seconds for one request.
+
+    Raises:
+        ConfigError: not a URL.
+    """
+
+    def __init__(self, url: str, timeout: float = 10.0) -> None:
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise ConfigError(f"Webhook({url!r})", hint="give a URL that begins with https://")
+        self.url, self.timeout = url, timeout
+
+    def on_alert(self, run: RunView, alert: Alert) -> None:
+        self._post(run, event="alert", kind=alert.kind, text=alert.text)
+
+    def on_end(self, run: RunView, status: RunStatus) -> None:
+        self._post(run, event="end", kind=status, text=run.stop_reason or f"the run has {status}")
+
+    def _post(self, run: RunView, **facts: str) -> None:
+        import httpx
+
+        try:
+            answer = httpx.post(self.url, json={"run_id": run.run_id, "step": run.step, **facts}, timeout=self.timeout)
+            answer.raise_for_status()
+        except httpx.HTTPError as error:
+            log.warning("the webhook did not take %s of step %d: %s", facts["kind"], run.step, error)
 
 
 class EarlyStopping(Callback):

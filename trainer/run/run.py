@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from agl.agents.agent import Agent
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.report.alerts import Watch
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import RunConfig
@@ -54,6 +55,7 @@ class Run:
         history: one dict per step; `record` adds to it.
         recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
         memory: what the agent remembers, made where its rollouts are executed; None for nothing.
+        watch: what looks wrong in the history.
     """
 
     config: RunConfig
@@ -76,6 +78,7 @@ class Run:
     callbacks: Callbacks = field(default_factory=Callbacks)
     memory: RunMemory | None = None
     history: list[dict[str, Any]] = field(init=False)
+    watch: Watch = field(default_factory=Watch, init=False)
 
     def __post_init__(self) -> None:
         if self.recorder is None:
@@ -85,6 +88,9 @@ class Run:
     async def begin(self, steps: int | None, step: int = 0) -> None:
         """Record that training begins, or continues after `step` of `steps` steps."""
         await self.recorder.begin(self.run_id, steps, step)
+        self.watch = Watch()
+        for entry in self.history:
+            self.watch.add(entry)
         await self.callbacks.start(self)
 
     async def record(self, entry: dict[str, Any]) -> None:
@@ -92,6 +98,10 @@ class Run:
         `stop_reason`."""
         await self.recorder.add(entry)
         await self.callbacks.record(entry)
+        for alert in self.watch.add(entry):
+            whose = f"policy {alert.policy}: " if alert.policy else ""
+            self.progress.note(f"step {alert.since}: {whose}{alert.text}")
+            await self.callbacks.call("on_alert", alert)
 
     async def end(self, status: RunStatus, error: BaseException | None = None) -> None:
         """Record that the run is over. What was saved stays saved, whatever callbacks and loggers do."""

@@ -44,6 +44,10 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 2
 
 
+TRIES = 3
+"""Rollouts that fail alike before a run has begun, which end it."""
+
+
 class Workplace:
     """Started by `start`, ended by `stop`. Lives on one event loop.
 
@@ -299,7 +303,7 @@ class Workplace:
             One result per rollout, tasks in order, repetitions next to each other.
 
         Raises:
-            AglError: the first rollouts of two tasks failed alike; or none can succeed any more.
+            AglError: the first rollouts of `TRIES` tasks failed alike; or none can succeed any more.
         """
         assert self._coordinator is not None
         if self._failure is not None:
@@ -359,14 +363,14 @@ class Workplace:
                     self._pending.pop(str(r.rollout_id))
 
     async def _try_first(self, rollouts: Sequence[NewRollout]) -> list[NewRollout]:
-        """Run the first rollout alone, and if it fails one of another task: those that are left.
+        """Run the first rollout alone, and while none succeeds those of up to `TRIES` tasks. Returns the others.
 
         Raises:
-            AglError: both failed, with the same error.
+            AglError: all of them failed, with the same error.
         """
-        other = next((r for r in rollouts if r.group != rollouts[0].group), None)
+        of_tasks = list({r.group: r for r in reversed(rollouts)}.values())[::-1]
         tried: list[RolloutResult] = []
-        for first in [*rollouts[:1], *([other] if other else rollouts[1:2])]:
+        for first in (of_tasks if len(of_tasks) > 1 else rollouts)[:TRIES]:
             await self.run.store.enqueue_rollouts([first])
             tried.append(await self._pending[str(first.rollout_id)])
             if tried[-1].error is None:

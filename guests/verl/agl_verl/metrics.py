@@ -63,6 +63,7 @@ def facts(result: StepResult, groups: Sequence[GroupRecord], rows: Sequence[Row]
         "train/failed_rollouts": len(results) - len(succeeded),
         **fault_counts(succeeded, "train"),
         "train/dropped_groups": sum(s.dropped_groups for s in scored),
+        "train/groups": len(scored),
         "train/zero_variance_groups": sum(s.zero_variance_groups for s in scored),
         "train/calls": merged.calls,
         "train/rows": len(rows),

@@ -1,7 +1,7 @@
 // One run: reward over its steps, every other metric, its settings. Follows a running job.
 import { html, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
-import { ago, byName, clock, duration, num, signed } from "../lib/format.js";
+import { ago, byName, clock, duration, num, oneLine, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { href, stepPath } from "../lib/route.js";
 import { Crumbs, Fact, Loaded, Status, Value, statusOf } from "../lib/ui.js";
@@ -107,6 +107,7 @@ function View({ store, run, metrics }) {
               ${validations.length > 0 && html`<${Validations} ...${{ validations, path: (s) => href(stepPath(store, run.run_id, "val", s)) }} />`}
             </div>
           </section>
+          <${Now} store=${store} run=${run} />
           ${groups.map(
             ([group, names]) => html`<section>
               <h2>${group}</h2>
@@ -136,6 +137,45 @@ function View({ store, run, metrics }) {
         </tbody></table>
       </details>
     </section>
+  `;
+}
+
+// What looked wrong, and rollouts of the last step; read again with each step.
+function Now({ store, run }) {
+  const path = `${store}/runs/${encodeURIComponent(run.run_id)}/now?step=${run.step}`;
+  const state = useData(path);
+  const last = useRef(null);
+  last.current = state.data || last.current;
+  const data = last.current;
+  if (!data) return null;
+  const steps = (alert) => (alert.since === alert.step ? `step ${num(alert.step)}` : `steps ${num(alert.since)} to ${num(alert.step)}`);
+  return html`
+    ${data.alerts.length > 0 &&
+    html`<section>
+      <h2>what went wrong</h2>
+      <ul class="plain">
+        ${data.alerts.slice(0, 12).map((alert) => html`<li><span class="warn strong">${steps(alert)}</span> ${alert.policy ? `${alert.policy}: ` : ""}${alert.text}</li>`)}
+        ${data.alerts.length > 12 && html`<li class="dim">${num(data.alerts.length - 12)} earlier ones</li>`}
+      </ul>
+    </section>`}
+    ${data.samples.length > 0 &&
+    html`<section>
+      <h2>samples of step ${num(data.step + 1)}</h2>
+      <div class="scroll"><table>
+        <thead><tr><th scope="col">rollout</th><th scope="col" class="right">reward</th><th scope="col">task</th><th scope="col">said last</th><th scope="col" class="right">calls</th></tr></thead>
+        <tbody>
+          ${data.samples.map(
+            (sample) => html`<tr>
+              <th scope="row"><a href=${href([store, "rollout", sample.rollout_id])}>${sample.place}</a></th>
+              <td class="num right">${num(sample.reward)}</td>
+              <td class="task">${oneLine(sample.task)}</td>
+              <td class="task">${sample.said === null ? html`<span class="dim">–</span>` : String(sample.said)}</td>
+              <td class="num right">${num(sample.calls)}</td>
+            </tr>`,
+          )}
+        </tbody>
+      </table></div>
+    </section>`}
   `;
 }
 
