@@ -28,6 +28,7 @@ from agl.trainer.dashboard.sources import Source
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.store import open_store
 from agl.trainer.store.http.server import StoreServer
+from agl.trainer.store.types import NewRollout, TrainingRun
 
 CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f]")
 
@@ -72,6 +73,24 @@ def test_a_step_is_read_in_pages(page: Dashboard, run: agl.Result) -> None:
         after = f"&after={part['next']}"
     assert [r["rollout_id"] for r in parts] == [r["rollout_id"] for r in whole["rollouts"]]
     assert {r["rollout_id"] for r in parts} == {r.rollout_id for r in rollouts(run.directory, step=1, mode="train")}
+
+
+def test_neighbours_are_the_steps_that_have_rollouts(tmp_path: Path) -> None:
+    """A search for prompts validates in steps between those that it trains on."""
+
+    async def fill() -> None:
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
+        await store.put_run(TrainingRun("run-search", algorithm="GEPA", step=7, created_at=1.0))
+        for mode, steps in (("train", (0, 3, 4)), ("val", (2, 7))):
+            new = [NewRollout(task="t", mode=mode, run_id="run-search", step=step) for step in steps]  # type: ignore[arg-type]
+            await store.enqueue_rollouts(new)
+        await store.close()
+
+    asyncio.run(fill())
+    with served(tmp_path) as shown:
+        around = {s: shown.json(f"0/runs/run-search/steps/train/{s}")["around"] for s in (0, 3, 4)}
+        assert around == {0: [None, 3], 3: [0, 4], 4: [3, None]}
+        assert shown.json("0/runs/run-search/steps/val/2")["around"] == [None, 7]
 
 
 def test_a_rollout_is_what_explain_says_page_by_page(

@@ -480,3 +480,49 @@ def test_without_the_key_and_with_a_pruned_rollout(chromium: Any, site: Dashboar
     second.get_by_role("alert").wait_for()
     assert "ro-nowhere" in second.get_by_role("alert").inner_text()
     context.close()
+
+
+CONTRAST = """() => {
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
+  const over = (top, below) => below.map((v, i) => top[i] * top[3] + v * (1 - top[3]));
+  const light = (c) => c.map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const low = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const at = walk.currentNode.parentElement;
+    const box = at.getBoundingClientRect();
+    if (!walk.currentNode.data.trim() || !box.width || !box.height) continue;
+    const style = getComputedStyle(at);
+    if (style.visibility === "hidden" || at.closest("[disabled], .u-legend, canvas")) continue;
+    const above = [];
+    let opacity = 1;
+    for (let e = at; e; e = e.parentElement) {
+      above.unshift(parse(getComputedStyle(e).backgroundColor));
+      opacity *= Number(getComputedStyle(e).opacity);
+    }
+    const ground = above.reduce((below, top) => over(top, below), [255, 255, 255]);
+    const colour = parse(style.color);
+    const text = over([...colour.slice(0, 3), colour[3] * opacity], ground);
+    const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+    if (ratio < (large ? 3 : 4.5)) low.push(`${ratio.toFixed(2)} ${at.className} ${walk.currentNode.data.slice(0, 30)}`);
+  }
+  return low;
+}"""
+"""Texts below the contrast that WCAG 2.2 asks for at AA (1.4.3)."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_text_has_the_contrast_of_wcag_aa(
+    chromium: Any, hostile: tuple[Dashboard, agl.Result], scheme: str
+) -> None:
+    site, _ = hostile
+    run = run_of(site, 0)
+    rollout = site.json(f"0/runs/{run}/steps/train/0")["rollouts"][0]["rollout_id"]
+    for path in ("", f"/0/run/{run}", f"/0/run/{run}/train/1", f"/0/group/{rollout}", f"/0/rollout/{rollout}"):
+        with opened(chromium, site, path, scheme=scheme) as page:
+            page.locator("main a").first.wait_for()
+            page.wait_for_timeout(500)
+            assert page.evaluate(CONTRAST) == [], path

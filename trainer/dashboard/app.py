@@ -59,6 +59,8 @@ PAGE, MOST_ROLLOUTS = 100, 512
 _METRIC_VALUES, _MOST_NAMES = 100_000, 50
 _ENDS = ("val/reward", "train/reward")
 """The metrics whose first and last values the list of runs shows."""
+_GAP = 20
+"""Steps without rollouts that are looked past for the next one with some."""
 _AT_ONCE = 4
 """Reports that are made at the same time, each on a thread."""
 
@@ -262,16 +264,26 @@ class _Api:
             }
 
     async def step(self, request: Request) -> Any:
-        """One step's rollouts by group; `total` of them, `next` to continue `after`, and the run's `last` step."""
+        """One step's rollouts by group; `total` of them, `next` to continue `after`, and the steps `around` it."""
         store, run = await self._run(request)
         mode, step = _mode(request.path_params["mode"]), request.path_params["step"]
         limit = _number(request, "limit", 256, least=1, most=MOST_ROLLOUTS)
         assert limit is not None
         summaries = await store.query_step(run.run_id, step, mode=mode, after=_text(request, "after"), limit=limit)
+
+        async def neighbour(by: int) -> int | None:
+            """The nearest step before or after this one that has rollouts: a search also has steps without."""
+            for other in range(step + by, step + by * (_GAP + 1), by):
+                if not 0 <= other <= run.step:
+                    break
+                if await store.count_rollouts(run_id=run.run_id, step=other, mode=mode):
+                    return other
+            return None
+
         return {
             "rollouts": [views.summary_json(summary) for summary in summaries],
             "total": await store.count_rollouts(run_id=run.run_id, step=step, mode=mode),
-            "last": run.step,
+            "around": [await neighbour(-1), await neighbour(1)],
             "next": summaries[-1].rollout.rollout_id if len(summaries) == limit else None,
         }
 

@@ -36,20 +36,23 @@ function View({ first, store, id, mode, step, query, path, here }) {
   const groups = [...Map.groupBy(kept, (r) => r.group)];
   const failed = rollouts.filter((r) => r.status === "failed").length;
   const dropped = [...Map.groupBy(rollouts, (r) => r.group)].filter(([, g]) => g.every(taughtNothing)).length;
+  const [before, after] = mode === "train" ? first.around : [null, null];
+  // A search for prompts trains nothing.
+  const trains = mode === "train" && rollouts.some((r) => r.trained_tokens > 0 || r.dropped !== null);
   const sum = (name) => rollouts.reduce((total, r) => total + r[name], 0);
   if (rollouts.length === 0) return html`<h1>${here}</h1><p class="empty">The store has no rollouts of this step.</p>`;
   return html`
     <div class="head">
       <h1>${here}</h1>
       <nav class="around" aria-label="neighbouring steps">
-        ${mode === "train" && step > 1 && html`<${Link} to=${stepPath(store, id, mode, step - 2)}>← step ${step - 1}<//>`}
-        ${mode === "train" && step < first.last && html`<${Link} to=${stepPath(store, id, mode, step)}>step ${step + 1} →<//>`}
+        ${before !== null && html`<${Link} to=${stepPath(store, id, mode, before)}>← step ${before + 1}<//>`}
+        ${after !== null && html`<${Link} to=${stepPath(store, id, mode, after)}>step ${after + 1} →<//>`}
       </nav>
     </div>
     <dl class="facts">
       <${Fact} label="rollouts">${num(first.total)}${rollouts.length < first.total ? html`<span class="dim"> (${num(rollouts.length)} loaded)</span>` : ""}<//>
       <${Fact} label="mean reward">${rewards.length ? num(rewards.reduce((a, b) => a + b, 0) / rewards.length) : "–"}<//>
-      ${mode === "train" &&
+      ${trains &&
       html`<${Fact} label="groups not trained" title="all rewards equal, or nothing to train">${num(dropped)}<//>
         <${Fact} label="trained tokens" title="those whose advantage is 0 teach nothing">${num(sum("trained_tokens"))}${sum("zero_advantage_tokens") > 0 && html`<span class="dim"> (${num(sum("zero_advantage_tokens"))} with advantage 0)</span>`}<//>`}
       <${Fact} label="failed">${num(failed)}<//>
