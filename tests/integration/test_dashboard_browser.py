@@ -507,7 +507,8 @@ CONTRAST = """() => {
     const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
     const ratio = (a + 0.05) / (b + 0.05);
     const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
-    if (ratio < (large ? 3 : 4.5)) low.push(`${ratio.toFixed(2)} ${at.className} ${walk.currentNode.data.slice(0, 30)}`);
+    const said = walk.currentNode.data.slice(0, 30);
+    if (ratio < (large ? 3 : 4.5)) low.push(`${ratio.toFixed(2)} ${at.className} ${said}`);
   }
   return low;
 }"""
