@@ -224,4 +224,5 @@ def test_the_flags_of_earlier_versions_work(train: Any) -> None:
         "resume dev dashboard set config json quiet"
     )
     new = {"lora", "n-workers", "directory", "runner-patience", "capture-content", "air-rules", "reward-range", "help"}
+    new |= {"webhook"}
     assert flags("train") == {f"--{name}" for name in {*earlier.split(), *new}}
