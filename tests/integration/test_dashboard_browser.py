@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from dashboards import CONTROL, HOSTILE, Dashboard, served, train_arithmetic, train_hostile
 from launching import PROGRAMS, environment, launch
+from running import say
 
 import agl
 from agl.testing.provider import serve
@@ -480,6 +481,76 @@ def test_without_the_key_and_with_a_pruned_rollout(chromium: Any, site: Dashboar
     second.get_by_role("alert").wait_for()
     assert "ro-nowhere" in second.get_by_role("alert").inner_text()
     context.close()
+
+
+def test_runs_are_searched_and_ordered(chromium: Any, site: Dashboard) -> None:
+    with opened(chromium, site) as page:
+        rows = page.locator("table.runs tbody tr")
+        rows.first.wait_for()
+        names = [row.locator("a").inner_text() for row in rows.all()]
+        assert len(names) == 2
+        page.get_by_label("search").fill(f"grpo {names[1]}")
+        page.wait_for_function("document.querySelectorAll('table.runs tbody tr').length === 1")
+        assert rows.locator("a").inner_text() == names[1]
+        page.get_by_label("search").fill("no such run")
+        page.get_by_text("No run matches.").wait_for()
+        page.get_by_label("search").fill("")
+        page.get_by_label("order").select_option("held-out reward")
+        page.wait_for_function("document.querySelectorAll('table.runs tbody tr').length === 2")
+        ends = {run["run_id"]: run["ends"]["val/reward"][-1][1] for run in site.json("runs")["runs"]}
+        shown = [row.locator("a").inner_text() for row in rows.all()]
+        assert [ends[name] for name in shown] == sorted(ends.values(), reverse=True)
+
+
+def test_the_curve_has_tokens_and_time_as_x_and_zooms_without_opening_a_step(chromium: Any, site: Dashboard) -> None:
+    run = run_of(site, 1)
+    with opened(chromium, site, f"/1/run/{run}") as page:
+        curve = page.locator("figure.pick")
+        curve.locator("canvas").wait_for()
+        page.get_by_role("button", name="Trained tokens").click()
+        page.get_by_text("reward by trained tokens").wait_for()
+        page.get_by_role("button", name="Time").click()
+        page.get_by_text("reward by minutes").wait_for()
+        curve.locator("canvas").wait_for()
+        box = curve.locator(".canvas").bounding_box()
+        page.mouse.move(box["x"] + 200, box["y"] + 80)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 500, box["y"] + 90, steps=4)
+        page.mouse.up()
+        page.wait_for_timeout(300)
+        assert page.url.endswith(f"/1/run/{run}")
+        page.mouse.click(box["x"] + 300, box["y"] + 80)
+        page.wait_for_url("**/train/*")
+
+
+def test_a_long_rollout_is_folded(chromium: Any, untrained_model: Path, tmp_path: Path) -> None:
+    @agl.rollout
+    def talker(task: Any, llm: agl.LLM) -> float:
+        for turn in range(12):
+            say(llm, f"{task['question']} {turn}")
+        return 1.0
+
+    algorithm = agl.GRPO(
+        model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_response_tokens=4, max_context=128,
+        learning_rate=1e-4,
+    )  # fmt: skip
+    agl.Trainer(algorithm, directory=tmp_path, progress=False, n_workers=2).fit(talker, [{"question": "q"}])
+    with served(tmp_path) as shown:
+        rollout = shown.json(f"0/runs/{run_of(shown, 0)}/steps/train/0")["rollouts"][0]["rollout_id"]
+        with opened(chromium, shown, f"/0/rollout/{rollout}") as page:
+            page.locator(".folded").nth(11).wait_for()
+            assert page.evaluate("document.body.scrollHeight") < 2000
+            page.get_by_role("button", name="call 7", exact=True).press("Enter")
+            page.locator(".tokens").wait_for()
+            assert page.get_by_role("button", name="call 7", exact=True).get_attribute("aria-expanded") == "true"
+            page.get_by_role("button", name="Unfold all 12 calls").click()
+            page.locator(".tokens").nth(11).wait_for()
+        with opened(chromium, shown, f"/0/rollout/{rollout}?call=9&token=0") as page:
+            page.locator(".tokens").wait_for()
+            assert page.locator(".folded").count() == 11
+        with opened(chromium, shown, f"/0/rollout/{rollout}?view=conversation") as page:
+            page.locator("details").nth(11).wait_for()
+            assert page.locator("details[open]").count() == 0
 
 
 CONTRAST = """() => {

@@ -5,7 +5,7 @@ import { num } from "./format.js";
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-function axes(small) {
+function axes(small, plain) {
   const common = {
     stroke: style("--dim"),
     grid: { stroke: style("--line"), width: 1 },
@@ -13,7 +13,14 @@ function axes(small) {
     font: "11px system-ui, sans-serif",
   };
   return [
-    { ...common, space: small ? 60 : 80, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] },
+    {
+      ...common,
+      space: small ? 60 : 80,
+      size: 24,
+      ...(plain
+        ? { values: (_, splits) => splits.map((v) => (v === null ? "" : num(v))) }
+        : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000] }),
+    },
     { ...common, size: small ? 46 : 52, space: small ? 28 : 36, values: (_, splits) => splits.map((v) => (v === null ? "" : num(v))) },
   ];
 }
@@ -26,7 +33,7 @@ function rangeOf(low, high, unit) {
   return uPlot.rangeNum(low, high, 0.1, true);
 }
 
-function options({ series, small, height, width, unit, onCursor, zoom }) {
+function options({ series, small, height, width, unit, onCursor, plain }) {
   const all = series.flatMap((s) => (s.low ? [s.low, s.high] : []).map(() => ({ stroke: "transparent", spanGaps: true, points: { show: false } })));
   const bands = [];
   let next = 1 + series.length;
@@ -40,9 +47,9 @@ function options({ series, small, height, width, unit, onCursor, zoom }) {
     width,
     height,
     legend: { show: false },
-    cursor: { y: false, drag: { x: zoom, y: false, setScale: zoom }, points: { size: 7 } },
+    cursor: { y: false, drag: { x: true, y: false, setScale: true, dist: 5 }, points: { size: 7 } },
     scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high, unit) } },
-    axes: axes(small),
+    axes: axes(small, plain),
     series: [
       {},
       ...series.map((s) => ({
@@ -61,14 +68,16 @@ function options({ series, small, height, width, unit, onCursor, zoom }) {
 
 const columns = (steps, series) => [steps, ...series.map((s) => s.values), ...series.flatMap((s) => (s.low ? [s.low, s.high] : []))];
 
-// series: [{label, values, color (a CSS variable), low, high, points, dash}]. onPick(step) on a click or Enter.
-export function Plot({ label, steps, series, height = 260, small = false, unit = false, onPick, note }) {
+// series: [{label, values, color (a CSS variable), low, high, points, dash}]. onPick(step) on a click or Enter; dragging
+// zooms, a double click shows all again. x: where each step is on the axis, if not at its number.
+export function Plot({ label, steps, series, height = 260, small = false, unit = false, onPick, note, x = null }) {
+  const xs = x || steps;
   const box = useRef(null);
   const plot = useRef(null);
   const [seen, setSeen] = useState(false);
   const [theme, setTheme] = useState(0);
   const [at, setAt] = useState(null);
-  const shape = series.map((s) => `${s.label}${s.low ? "~" : ""}`).join("|");
+  const shape = `${Boolean(x)} ${series.map((s) => `${s.label}${s.low ? "~" : ""}`).join("|")}`;
 
   useEffect(() => {
     const watch = new IntersectionObserver(([entry]) => entry.isIntersecting && setSeen(true), { rootMargin: "200px" });
@@ -84,7 +93,7 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
   useLayoutEffect(() => {
     if (!seen) return undefined;
     const width = box.current.clientWidth;
-    const made = new uPlot(options({ series, small, height, width, unit, onCursor: setAt, zoom: !onPick }), columns(steps, series), box.current);
+    const made = new uPlot(options({ series, small, height, width, unit, onCursor: setAt, plain: Boolean(x) }), columns(xs, series), box.current);
     plot.current = made;
     const resize = new ResizeObserver(() => {
       if (box.current && box.current.clientWidth !== made.width) made.setSize({ width: box.current.clientWidth, height });
@@ -98,8 +107,8 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
   }, [seen, theme, shape, height]);
 
   useEffect(() => {
-    if (plot.current && plot.current.data[0] !== steps) plot.current.setData(columns(steps, series));
-  }, [steps]);
+    if (plot.current && (plot.current.data[0] !== xs || plot.current.data[1] !== series[0]?.values)) plot.current.setData(columns(xs, series));
+  }, [xs, series[0]?.values]);
 
   function pick() {
     const index = plot.current?.cursor.idx;
@@ -114,7 +123,7 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
       event.preventDefault();
       const from = u.cursor.idx ?? (move > 0 ? -1 : steps.length);
       const index = Math.max(0, Math.min(steps.length - 1, from + move));
-      u.setCursor({ left: u.valToPos(steps[index], "x"), top: height / 2 });
+      u.setCursor({ left: u.valToPos(xs[index], "x"), top: height / 2 });
     }
   }
   const index = at ?? steps.length - 1;

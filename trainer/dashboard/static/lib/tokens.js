@@ -1,7 +1,7 @@
 // The sampled tokens as they were trained: coloured by advantage, log-prob, or by how strongly the update moves each of them.
 import { html, useEffect, useRef, useState } from "../vendor/preact-htm.js";
 import { Message } from "./conversation.js";
-import { num, signed } from "./format.js";
+import { num, signed, toolCalls } from "./format.js";
 import { setQuery } from "./route.js";
 import { Advantage, Scale, Switch, advantageClass } from "./ui.js";
 
@@ -15,6 +15,9 @@ const LEGEND = {
   logprob: ["likely", "unlikely", "The log-prob when the token was sampled: the darker, the less likely."],
   pull: ["less likely", "more likely", "advantage × (1 − p): how strongly the update moves the token's own logit. A near-certain token hardly moves."],
 };
+
+// Above so many calls each is a line that opens.
+export const FOLDED = 8;
 
 const colorOf = (query) => (LEGEND[query.color] ? query.color : "advantage");
 
@@ -30,8 +33,11 @@ export function Tokens({ calls, rows, query }) {
   const color = colorOf(query);
   const [at, setAt] = useState(null);
   const wanted = query.call === undefined ? null : Number(query.call);
+  const [all, setAll] = useState(null);
+  const folded = all === null ? calls.length > FOLDED : !all;
   return html`
-    ${calls.map((call) => html`<${Call} key=${call.position} ...${{ call, calls, color, setAt, wanted: wanted === call.position, token: query.token }} />`)}
+    ${calls.length > FOLDED && html`<p><button type="button" onClick=${() => setAll(folded)}>${folded ? `Unfold all ${num(calls.length)} calls` : "Fold all calls"}</button></p>`}
+    ${calls.map((call) => html`<${Call} key=${`${call.position} ${all}`} ...${{ call, calls, color, setAt, folded, wanted: wanted === call.position, token: query.token }} />`)}
     ${calls.length === 0 && html`<p class="empty">No tokens: no call went through the gateway.</p>`}
     <${Rows} rows=${rows} />
     <${Detail} at=${at} />
@@ -55,14 +61,16 @@ function classOf(call, i, color) {
   return advantageClass(pull);
 }
 
-function Call({ call, calls, color, setAt, wanted, token }) {
+function Call({ call, calls, color, setAt, folded, wanted, token }) {
+  const [open, setOpen] = useState(!folded || wanted);
   const card = useRef(null);
   const strip = useRef(null);
   useEffect(() => {
     if (!wanted) return;
+    if (!open) setOpen(true);
     card.current.scrollIntoView({ block: "start" });
     strip.current?.querySelector(`[data-i="${CSS.escape(token || "0")}"]`)?.focus();
-  }, [wanted, token]);
+  }, [wanted, token, open]);
   const parent = calls.find((c) => c.id === call.parent);
   const index = (event) => event.target.dataset?.i;
   const show = (event) => index(event) !== undefined && setAt({ call, i: Number(index(event)) });
@@ -87,9 +95,25 @@ function Call({ call, calls, color, setAt, wanted, token }) {
     call.finish_reason,
     call.temperature === 1 ? "" : `temperature ${num(call.temperature)}`,
   ];
+  const head = html`<h3><button type="button" class="fold" aria-expanded=${open ? "true" : "false"} onClick=${() => setOpen(!open)}>call ${call.index}</button></h3>`;
+  if (!open) {
+    const names = toolCalls(call.reply || {}).map((c) => `${c.name}()`);
+    return html`<article class="card call-card folded" ref=${card}>
+      <header>
+        ${head}
+        <b>${call.agent}</b>
+        <span class="dim clip">${[`${num(call.n_tokens)} sampled`, ...names].join(" · ")}</span>
+        ${call.fork && html`<span class="warn">forked</span>`}
+        ${call.error && html`<span class="bad">failed</span>`}
+        ${call.rewards.map((r) => html`<span class="strong">${r.name} ${num(r.value)}</span>`)}
+        <span class="grow"></span>
+        ${(call.advantage !== null || call.dropped) && html`<${Advantage} value=${call.advantage} dropped=${call.dropped} />`}
+      </header>
+    </article>`;
+  }
   return html`<article class="card call-card" ref=${card}>
     <header>
-      <h3>call ${call.index}</h3>
+      ${head}
       <b>${call.agent}</b>
       <span class="dim">${call.policy ? `${call.policy} v${call.policy_version}` : "not trained"}</span>
       <span class="grow"></span>

@@ -5,7 +5,7 @@ import { Message } from "../lib/conversation.js";
 import { clock, duration, num, oneLine, signed } from "../lib/format.js";
 import { href, parse, setQuery } from "../lib/route.js";
 import { Spans } from "../lib/spans.js";
-import { ColorSwitch, Tokens } from "../lib/tokens.js";
+import { ColorSwitch, FOLDED, Tokens } from "../lib/tokens.js";
 import { Crumbs, Fact, Failure, Link, Loaded, Switch, Value } from "../lib/ui.js";
 import { trail } from "./group.js";
 
@@ -164,22 +164,23 @@ function Pruned({ trained }) {
 }
 
 function Conversation({ calls, provider_calls, omitted }) {
+  const open = calls.length + provider_calls.length <= FOLDED;
   return html`<div class="conversation">
     ${calls.map(
-      (call) => html`
-        <h3>call ${call.index} <span class="dim">· ${call.agent}${call.policy ? ` · ${call.policy} v${call.policy_version}` : " · not trained"}</span></h3>
+      (call) => html`<details open=${open}>
+        <summary><h3>call ${call.index} <span class="dim">· ${call.agent}${call.policy ? ` · ${call.policy} v${call.policy_version}` : " · not trained"}</span>${call.fork && html` <span class="warn">forked</span>`}</h3></summary>
         ${call.fork && html`<p class="note warn">forked: ${call.fork}</p>`}
         ${call.messages.map((m) => html`<${Message} message=${m} />`)}
         ${call.error ? html`<p class="bad">${call.error}</p>` : html`<${Message} message=${{ role: "assistant", ...call.reply }} kind="sampled" />`}
-      `,
+      </details>`,
     )}
     ${provider_calls.map(
-      (call) => html`
-        <h3>${call.agent || "call"} <span class="dim">· ${call.model || "another model"} · not trained</span></h3>
+      (call) => html`<details open=${open}>
+        <summary><h3>${call.agent || "call"} <span class="dim">· ${call.model || "another model"} · not trained</span></h3></summary>
         ${call.messages.map((m) => html`<${Message} message=${m} />`)}
         ${call.reply && html`<${Message} message=${call.reply} />`}
         ${call.error && html`<p class="bad">${call.error}</p>`}
-      `,
+      </details>`,
     )}
     ${omitted > 0 && html`<p class="dim">and ${num(omitted)} more calls: see the spans</p>`}
     ${calls.length + provider_calls.length === 0 && html`<p class="empty">No model was called.</p>`}

@@ -4,7 +4,7 @@ import { get, useData } from "../lib/api.js";
 import { ago, byName, clock, duration, num, oneLine, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { href, stepPath } from "../lib/route.js";
-import { Crumbs, Fact, Loaded, Status, Value, statusOf } from "../lib/ui.js";
+import { Crumbs, Fact, Loaded, Status, Switch, Value, statusOf } from "../lib/ui.js";
 
 const POLL = 2000;
 
@@ -68,8 +68,13 @@ function intervalOf(values, name) {
 function View({ store, run, metrics }) {
   const { steps, values } = metrics;
   const groups = useMemo(() => grouped(values), [Object.keys(values).join()]);
+  const [axis, setAxis] = useState("step");
+  const [smooth, setSmooth] = useState(false);
+  const axes = [["step", "Steps"], values["learner/tokens"] && ["learner/tokens", "Trained tokens"], values.seconds && ["seconds", "Time"]].filter(Boolean);
+  const x = useMemo(() => (axis === "step" ? null : sums(values[axis], axis === "seconds" ? 1 / 60 : 1)), [axis, values]);
+  const training = useMemo(() => (smooth ? smoothed(values["train/reward"]) : values["train/reward"]), [smooth, values]);
   const reward = [
-    values["train/reward"] && { label: "training", color: "--train", values: values["train/reward"], ...intervalOf(values, "train/reward") },
+    training && { label: "training", color: "--train", values: training, ...(smooth ? {} : intervalOf(values, "train/reward")) },
     values["val/reward"] && { label: "held-out", color: "--val", width: 2.5, points: true, values: values["val/reward"], ...intervalOf(values, "val/reward") },
   ].filter(Boolean);
   const mode = (step) => (present(values["train/reward"], steps, step) ? "train" : "val");
@@ -101,8 +106,10 @@ function View({ store, run, metrics }) {
       ? html`<p class="empty">No step has been recorded yet.${run.status === "running" ? " This page updates every two seconds." : ""}</p>`
       : html`
           <section class="card">
-            <${Plot} label="reward" steps=${steps} series=${reward} height=${260} unit onPick=${open} />
+            <${Plot} label=${axis === "seconds" ? "reward by minutes" : axis === "step" ? "reward" : "reward by trained tokens"} steps=${steps} series=${reward} height=${260} unit onPick=${open} x=${x} />
             <div class="picks">
+              ${axes.length > 1 && html`<${Switch} label="x axis" options=${axes} value=${axis} onChange=${setAxis} />`}
+              ${trained.length > 2 && html`<label class="tick"><input type="checkbox" checked=${smooth} onChange=${(event) => setSmooth(event.target.checked)} /> smooth</label>`}
               <${StepPicker} store=${store} run=${run} trained=${trained} />
               ${validations.length > 0 && html`<${Validations} ...${{ validations, path: (s) => href(stepPath(store, run.run_id, "val", s)) }} />`}
             </div>
@@ -177,6 +184,18 @@ function Now({ store, run }) {
       </table></div>
     </section>`}
   `;
+}
+
+// The sum of a number up to each step.
+function sums(values, unit) {
+  let sum = 0;
+  return values.map((value) => (sum += (value ?? 0) * unit));
+}
+
+// A moving average that gives the newest value a fifth of the weight.
+function smoothed(values) {
+  let mean = null;
+  return (values || []).map((value) => (value === null ? null : (mean = mean === null ? value : 0.8 * mean + 0.2 * value)));
 }
 
 const present = (values, steps, step) => Boolean(values) && values[steps.indexOf(step)] !== null;

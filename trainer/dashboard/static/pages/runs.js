@@ -14,7 +14,8 @@ export function Runs({ query }) {
 function List({ data, query }) {
   const [older, setOlder] = useState({ runs: [], next: null, error: null });
   const next = older.next ?? data.older;
-  const runs = [...data.runs, ...older.runs];
+  const all = [...data.runs, ...older.runs];
+  const runs = all.filter((run) => matches(run, query.text || "")).sort(ORDERS[query.order] || (() => 0));
   const ticked = (query.ticked || "").split(",").filter(Boolean);
   const many = data.stores.length > 1;
 
@@ -43,12 +44,24 @@ function List({ data, query }) {
         ? html`<a class="button" href=${href(["compare"], { a: ticked[0], b: ticked[1] })}>Compare</a>`
         : html`<span class="dim">${runs.length > 1 ? "tick two runs to compare them" : ""}</span>`}
     </div>
+    ${all.length > 1 &&
+    html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
+      <label>search <input type="search" value=${query.text || ""} placeholder="name, algorithm, status, setting" onInput=${(event) => setQuery({ text: event.target.value })} /></label>
+      <label>order
+        <select value=${query.order || ""} onChange=${(event) => setQuery({ order: event.target.value })}>
+          <option value="">newest first</option>
+          ${Object.keys(ORDERS).map((name) => html`<option value=${name}>${name}</option>`)}
+        </select>
+      </label>
+      ${runs.length < all.length && html`<span class="dim">${num(runs.length)} of ${num(all.length)}</span>`}
+    </form>`}
     ${data.stores
       .filter((s) => s.error)
       .map((s) => html`<div class="failure"><p><strong>${s.name}</strong>: ${s.error.message}</p><p>→ ${s.error.hint}</p></div>`)}
-    ${runs.length === 0
+    ${runs.length === 0 && all.length > 0 && html`<p class="empty">No run matches.</p>`}
+    ${all.length === 0
       ? html`<p class="empty">No run in ${data.stores.map((s) => s.name).join(", ")} yet. A run appears here as soon as it starts.</p>`
-      : html`<div class="scroll"><table class="runs stack">
+      : runs.length > 0 && html`<div class="scroll"><table class="runs stack">
           <thead><tr>
             <th><span class="unseen">compare</span></th><th>run</th><th>status</th><th class="right">steps</th>
             <th>held-out reward</th><th>training reward</th><th>last write</th>
@@ -69,6 +82,21 @@ function List({ data, query }) {
         )}
     </ul>
   `;
+}
+
+const lastOf = (run, name) => run.ends[name]?.at(-1)?.[1] ?? -Infinity;
+const ORDERS = {
+  "held-out reward": (a, b) => lastOf(b, "val/reward") - lastOf(a, "val/reward"),
+  "training reward": (a, b) => lastOf(b, "train/reward") - lastOf(a, "train/reward"),
+  "last write": (a, b) => b.updated_at - a.updated_at,
+  steps: (a, b) => b.step - a.step,
+};
+
+// Every word is in the run's names, or in a setting as NAME=VALUE.
+function matches(run, text) {
+  const settings = Object.entries(run.config).map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`);
+  const all = [run.name, run.run_id, run.algorithm, run.status, run.directory, ...settings].join(" ").toLowerCase();
+  return text.toLowerCase().split(/\s+/).every((word) => all.includes(word));
 }
 
 function Row({ run, many, stores, ticked, tick }) {
