@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from paths import pythonpath
 
+from agl.errors import ConfigError
 from agl.trainer.cli.doctor_checks import Report, examine
+from agl.trainer.processes import sandboxes
 
 AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
 VERL = {
@@ -179,6 +181,18 @@ def test_the_command_says_it_and_exits_with_1(tmp_path: Path) -> None:
     assert not facts["fits"]
     wanted = next(p for p in facts["problems"] if "vllm 0.33.0 needs >=99" in p["message"])
     assert f"conflict            {wanted['message']}: {wanted['hint']}" in done.stdout.splitlines()
+
+
+def test_the_sandbox_of_graded_programs_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    try:
+        wanted = sandboxes.chosen("auto").name
+    except ConfigError as error:
+        wanted = f"none, so PythonTests is refused: {error.message}; {error.hint}"
+    assert examine().sandbox == wanted
+    sandboxes._named.cache_clear()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "apt-get install bubblewrap" in examine(gpus=()).sandbox
+    sandboxes._named.cache_clear()
 
 
 def test_nothing_heavy_is_imported() -> None:

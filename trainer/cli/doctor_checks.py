@@ -22,7 +22,9 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from agl.errors import ConfigError
 from agl.extras import install_line
+from agl.trainer.processes.sandboxes import chosen
 
 LISTED = {
     "agl": ("agl", "numpy", "opentelemetry-sdk"),
@@ -57,7 +59,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Versions by name in order, None for a package that is not installed; GPUs as "name, memory, driver"."""
+    """Versions by name in order, None for a package that is not installed; GPUs as "name, memory, driver"; the sandbox
+    that graded programs get, or why there is none."""
 
     python: str
     platform: str
@@ -65,6 +68,7 @@ class Report:
     versions: dict[str, str | None]
     problems: tuple[Finding, ...]
     notes: tuple[Finding, ...]
+    sandbox: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -74,7 +78,8 @@ class Report:
 
         return {
             "python": self.python, "platform": self.platform, "gpus": list(self.gpus), "versions": self.versions,
-            "fits": not self.problems, "problems": plain(self.problems), "notes": plain(self.notes),
+            "sandbox": self.sandbox, "fits": not self.problems, "problems": plain(self.problems),
+            "notes": plain(self.notes),
         }  # fmt: skip
 
 
@@ -215,9 +220,15 @@ def examine(path: Sequence[str] | None = None, *, gpus: Sequence[str] | None = N
             problems.append(Finding(message, rule.hint, rule.source))
             covered |= {(a, b) for a in rule.about for b in rule.about}
     problems += [*_wrong_python(env, names), *_unmet(env, names, covered)]
-    return Report(
-        platform.python_version(), platform.platform(), env.gpus, versions, tuple(problems), tuple(_notes(env))
-    )
+    system = platform.python_version(), platform.platform(), env.gpus
+    return Report(*system, versions, tuple(problems), tuple(_notes(env)), _sandbox())
+
+
+def _sandbox() -> str:
+    try:
+        return chosen("auto").name
+    except ConfigError as error:
+        return f"none, so PythonTests is refused: {error.message}; {error.hint}"
 
 
 def _wrong_python(env: Packages, names: Sequence[str]) -> Iterator[Finding]:
@@ -344,6 +355,7 @@ def show(report: Report) -> None:
 
     line("python", f"{report.python}  {report.platform}")
     line("GPU", "; ".join(report.gpus) or "none")
+    line("sandbox", report.sandbox)
     for group, names in LISTED.items():
         console.print(f"\n{group}", style="bold")
         for name in names:
