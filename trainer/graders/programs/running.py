@@ -72,7 +72,7 @@ class Cell:
         said, deadline = b"", time.monotonic() + START_SECONDS
         while not self._started:
             with contextlib.suppress(_Late):
-                self._wait(deadline, self._reports)
+                _wait(deadline, select.POLLIN, self._reports)
                 said += (part := os.read(self._reports, 4096))
                 self._started = said.endswith(supervisor.READY)
                 if part:
@@ -86,7 +86,7 @@ class Cell:
         """Have a job run."""
         self.clean = False
         with contextlib.suppress(OSError, _Late):  # its end is told as that of the job
-            self.send(json.dumps(job).encode(), time.monotonic() + _GRACE_SECONDS)
+            self.send(json.dumps(job).encode(), time.monotonic() + START_SECONDS)
 
     def send(self, message: bytes, deadline: float) -> None:
         """Write to what the job runs.
@@ -97,8 +97,7 @@ class Cell:
         """
         data = plain.framed(message)
         while data:
-            if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
-                raise _Late
+            _wait(deadline, select.POLLOUT, self._in)
             data = data[os.write(self._in, data) :]
 
     def receive(self, deadline: float) -> bytes | None:
@@ -110,7 +109,7 @@ class Cell:
         """
 
         def wait() -> None:
-            if self._out not in self._wait(deadline, self._out, self._reports):
+            if self._out not in _wait(deadline, select.POLLIN, self._out, self._reports):
                 raise EOFError
 
         try:
@@ -122,19 +121,19 @@ class Cell:
         """All that it prints until it ends, or more than `most` bytes of it."""
         data = bytearray()
         while len(data) <= most:
-            ready = self._wait(deadline, self._out, self._reports)
+            ready = _wait(deadline, select.POLLIN, self._out, self._reports)
             if self._out in ready and (part := os.read(self._out, 1 << 16)):
                 data += part
             elif self._reports in ready:
                 break
             else:  # it has closed its output
-                self._wait(deadline, self._reports)
+                _wait(deadline, select.POLLIN, self._reports)
                 break
         return bytes(data)
 
     def ending(self, deadline: float) -> tuple[str, str]:
         """(how the job ended, the error that it told)."""
-        wait = functools.partial(self._wait, deadline, self._reports)
+        wait = functools.partial(_wait, deadline, select.POLLIN, self._reports)
         try:
             report = plain.parse(plain.receive(self._reports, 1 << 20, wait))
         except _Late:
@@ -146,7 +145,7 @@ class Cell:
             return report["reason"], ""
         status = report["status"]
         if os.WIFSIGNALED(status):
-            return f"killed by {signal.Signals(os.WTERMSIG(status)).name}", ""
+            return f"killed by {_signal_name(os.WTERMSIG(status))}", ""
         return f"exited with {os.WEXITSTATUS(status)}", report.get("error", "")
 
     def close(self) -> None:
@@ -159,17 +158,33 @@ class Cell:
                 process.wait(2.0)
             process.kill()
 
-    def _wait(self, deadline: float, *fds: int) -> list[int]:
-        """Those that can be read, the first of them first.
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process.poll() is None
 
-        Raises:
-            _Late: none, in time.
-        """
-        ready = select.select(fds, [], [], max(0.0, deadline - time.monotonic()))[0]
-        if not ready:
-            raise _Late
-        # What was written before a report is read before it.
-        return select.select(fds, [], [], 0)[0]
+
+def _wait(deadline: float, event: int, *fds: int) -> set[int]:
+    """Those of the descriptors that can be read or written, or whose other end is gone. Not by `select`, which knows
+    no descriptor above 1,023.
+
+    Raises:
+        _Late: none, in time.
+    """
+    events = select.poll()
+    for fd in fds:
+        events.register(fd, event)
+    if not events.poll(1000 * max(0.0, deadline - time.monotonic())):
+        raise _Late
+    # What was written before a report is there by now.
+    return {fd for fd, _ in events.poll(0)}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals
+        return f"signal {number}"
 
 
 class Pool:
@@ -206,7 +221,10 @@ class Pool:
     def judge(self) -> Cell:
         """A sandbox that nothing but tests has been in, which are trusted."""
         with contextlib.suppress(IndexError):
-            return self._judges.pop()
+            while True:
+                if (cell := self._judges.pop()).alive:
+                    return cell
+                cell.close()
         return self.cell()
 
     def leave(self, cell: Cell) -> None:
@@ -314,8 +332,8 @@ def _run(
     loaded = test["kind"] == "stdin"
     candidate = programs.cell()
     judging = None if loaded else judges.cell()
-    deadline = time.monotonic() + timeout
     candidate.begin(told)
+    deadline = time.monotonic() + timeout
     try:
         if judging is None:
             return loaded, _printed(candidate, test, deadline, job["file_mb"] << 20)
