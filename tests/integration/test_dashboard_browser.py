@@ -297,6 +297,26 @@ def test_a_run_shows_what_went_wrong_and_samples_of_its_last_step(
     assert any("equal rewards" in text for text in said) == bool(flat)
 
 
+def test_where_the_time_went_adds_up(chromium: Any, site: Dashboard, runs: list[Path]) -> None:
+    run = run_of(site, 1)
+    with sqlite3.connect(runs[1] / "run.db") as store:
+        phases = dict(
+            store.execute("SELECT substr(name, 9), total(value) FROM metrics WHERE name LIKE 'seconds/%' GROUP BY name")
+        )
+        rates = dict(store.execute("SELECT step, value FROM metrics WHERE name = 'tokens_per_second'"))
+        sampling = dict(store.execute("SELECT step, value FROM metrics WHERE name = 'seconds/sampling'"))
+    assert {"sampling", "learning", "publishing", "validating"} == {*phases}
+    with opened(chromium, site, f"/1/run/{run}") as page:
+        fact = page.locator(".fact", has=page.get_by_text("time goes to")).locator("dd").inner_text()
+    shown = {name: int(share) for name, share in re.findall(r"(\w+) (\d+) %", fact)}
+    total = sum(phases.values())
+    assert shown == {name: round(100 * s / total) for name, s in phases.items() if s / total >= 0.005}
+    for step, rate in rates.items():
+        rollouts = site.json(f"1/runs/{run}/steps/train/{step - 1}")["rollouts"]
+        tokens = sum(r["tokens"] for r in rollouts if r["status"] == "succeeded")
+        assert rate * sampling[step] == pytest.approx(tokens)
+
+
 def test_an_advantage_has_the_same_colour_on_every_page(chromium: Any, site: Dashboard) -> None:
     id = trained_rollout(site)
     with opened(chromium, site, f"/1/group/{id}") as page:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,7 +85,9 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                     # Requests are held, so that no answer is sampled from two versions of the weights.
                     if due and ahead is None:
                         await held.enter_async_context(workplace.hold())
-                    metrics = await update(policies, due, worth)
+                    phases = {"sampling": sample.seconds}
+                    with timed(phases, "learning"):
+                        metrics = await update(policies, due, worth)
                     note_shortened(run, metrics, step)
                     if due and ahead is not None:
                         # All of its calls are of the weights before this update, so that a resumed run, which finds
@@ -93,13 +95,16 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                         await asyncio.wait([ahead])
                         await held.enter_async_context(workplace.hold())
                     if source.sampled or validated or last:
-                        await asyncio.gather(*(publish(policies, name, r, step) for name, r in unserved.items()))
+                        with timed(phases, "publishing"):
+                            await asyncio.gather(*(publish(policies, name, r, step) for name, r in unserved.items()))
                         unserved = {}
                 await record(run, policies, worth.calls, rows, metrics, step)
                 entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics)}
                 entry["seconds"] = time.monotonic() - began
                 if validated:
-                    entry |= await validate(training, step + 1)
+                    with timed(phases, "validating"):
+                        entry |= await validate(training, step + 1)
+                entry |= {f"seconds/{phase}": seconds for phase, seconds in phases.items()}
                 unsaved = step + 1
                 await run.record(entry)
                 if last or unsaved % save_every == 0 or run.stop_reason is not None:
@@ -115,6 +120,16 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 await asyncio.gather(ahead, return_exceptions=True)
         run.policy_paths = await policies.save_models(run.directory)
         _require_updates(run, policies)
+
+
+@contextlib.contextmanager
+def timed(phases: dict[str, float], phase: str) -> Iterator[None]:
+    """Add the seconds that the block takes."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        phases[phase] = time.monotonic() - began
 
 
 async def sampled(training: Training, step: int) -> tuple[Sample, StepAdvantages]:

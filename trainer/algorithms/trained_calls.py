@@ -129,6 +129,8 @@ def facts(
 def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
     succeeded = [r for r in sample.results if r.error is None]
     rewards = mean_rewards(succeeded, "train")
+    trajectories = [r.attempt_trajectory.trajectory for r in succeeded if r.attempt_trajectory is not None]
+    tokens = sum(t.call.response_ids.size for trajectory in trajectories for t in trajectory.transitions)
     return {
         **{name: reward for name, reward in rewards.items() if not math.isnan(reward)},  # no rollout need have one
         "train/rollouts": len(sample.results),
@@ -140,6 +142,7 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
         "train/resampled_tasks": sample.resampled,
         **{BASELINE + agent: value for agent, value in worth.baselines.items()},
         "rollouts_per_second": len(sample.results) / max(1e-9, sample.seconds),
+        "tokens_per_second": tokens / max(1e-9, sample.seconds),
         "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
         "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
     }

@@ -99,6 +99,10 @@ function View({ store, run, metrics }) {
       html`<${Fact} label="saved by merging" title="tokens shared by calls of one conversation are computed once">
         ${num(100 * (1 - total(values["train/tokens"]) / Math.max(1, total(values["train/tokens_unmerged"]))), 0)} %
       <//>`}
+      ${phases(values).length > 0 &&
+      html`<${Fact} label="time goes to" title="of the steps' seconds; with max_staleness, sampling overlaps the others">
+        ${phases(values).map(([name, share], i) => html`${i > 0 && html`<span class="dim"> · </span>`}${name} ${num(100 * share, 0)} %`)}
+      <//>`}
       <${Fact} label="took" title=${clock(run.created_at)}>${duration((run.ended_at || run.updated_at) - run.created_at)}<//>
       <${Fact} label="last write" title=${clock(run.updated_at)}>${ago(run.updated_at)}<//>
     </dl>
@@ -184,6 +188,14 @@ function Now({ store, run }) {
       </table></div>
     </section>`}
   `;
+}
+
+// The share of each phase in the seconds of all steps, the largest first.
+function phases(values) {
+  const names = Object.keys(values).filter((name) => name.startsWith("seconds/"));
+  const all = names.map((name) => [name.slice("seconds/".length), total(values[name])]);
+  const sum = all.reduce((seconds, [, part]) => seconds + part, 0);
+  return all.map(([name, part]) => [name, part / sum]).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]);
 }
 
 // The sum of a number up to each step.
