@@ -268,7 +268,7 @@ def test_the_numbers_of_a_step_are_those_of_sql(
             assert page.get_by_role("link", name=f"step {step + 2} →").count() == (step + 1 < steps)
 
 
-def test_a_run_shows_what_went_wrong_and_samples_of_its_last_step(
+def test_a_run_shows_its_alerts_and_samples_of_its_last_step(
     chromium: Any, site: Dashboard, runs: list[Path]
 ) -> None:
     run = run_of(site, 1)
@@ -288,7 +288,7 @@ def test_a_run_shows_what_went_wrong_and_samples_of_its_last_step(
             page.locator("section", has=page.get_by_role("heading", name="samples of step")).locator("tbody tr").all()
         )
         shown = {row.locator("th").inner_text(): float(row.locator("td").first.inner_text()) for row in rows}
-        wrong = page.get_by_role("heading", name="what went wrong")
+        wrong = page.get_by_role("heading", name="alerts")
         said = page.locator("section", has=wrong).locator("li").all_inner_texts() if wrong.count() else []
     in_order = sorted(rewards.values())
     assert shown == pytest.approx(

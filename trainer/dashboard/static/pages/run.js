@@ -163,7 +163,7 @@ function Now({ store, run }) {
   return html`
     ${data.alerts.length > 0 &&
     html`<section>
-      <h2>what went wrong</h2>
+      <h2>alerts</h2>
       <ul class="plain">
         ${data.alerts.slice(0, 12).map((alert) => html`<li><span class="warn strong">${steps(alert)}</span> ${alert.policy ? `${alert.policy}: ` : ""}${alert.text}</li>`)}
         ${data.alerts.length > 12 && html`<li class="dim">${num(data.alerts.length - 12)} earlier ones</li>`}
