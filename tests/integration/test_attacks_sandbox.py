@@ -153,7 +153,7 @@ def test_a_program_that_signals_its_parents_fails_alone(signum: signal.Signals) 
 
 @pytest.mark.parametrize("number", [1, 19, 34, 40, 64])
 def test_every_signal_that_ends_a_program_is_its_own_failure(number: int) -> None:
-    """One of them has a name only sometimes, and once was an error of the grader, which is not trained."""
+    """Real-time signals have no name in Python, which must not become an error of the grader."""
     (outcome,) = GRADER.outcomes({"tests": "assert f(1)"}, f"import os\nos.kill(os.getpid(), {number})\nos._exit(3)")
     assert outcome == {
         1: "killed by SIGHUP",

@@ -268,9 +268,7 @@ def test_the_numbers_of_a_step_are_those_of_sql(
             assert page.get_by_role("link", name=f"step {step + 2} →").count() == (step + 1 < steps)
 
 
-def test_a_run_shows_its_alerts_and_samples_of_its_last_step(
-    chromium: Any, site: Dashboard, runs: list[Path]
-) -> None:
+def test_a_run_shows_its_alerts_and_samples_of_its_last_step(chromium: Any, site: Dashboard, runs: list[Path]) -> None:
     run = run_of(site, 1)
     with sqlite3.connect(runs[1] / "run.db") as store:
         (step,) = store.execute("SELECT step - 1 FROM runs").fetchone()
