@@ -56,8 +56,8 @@ def sides() -> dict[str, Callable[[Any, str], float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=1000)
-    given = parser.parse_args()
-    n = max(1, given.programs // TURNS)
+    options = parser.parse_args()
+    n = max(1, options.programs // TURNS)
     graders = sides()
     seconds = {(kind, side): 0.0 for kind in PROGRAMS for side in graders}
     with ThreadPoolExecutor(os.cpu_count()) as threads:

@@ -124,7 +124,7 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
 
 @contextlib.contextmanager
 def timed(phases: dict[str, float], phase: str) -> Iterator[None]:
-    """Add the seconds that the block takes."""
+    """Keep the seconds that the block takes, by the name of its phase."""
     began = time.monotonic()
     try:
         yield

@@ -38,6 +38,13 @@ app = typer.Typer(name="agl", no_args_is_help=True, pretty_exceptions_enable=Fal
 
 Seed = Annotated[int, typer.Option(help="Seed of tasks, initial weights and sampling.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last completed step in --directory.")]
+Places = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Run directories, directories of runs, or stores' files or URLs (default: those found here).",
+        metavar="[RUN_DIR|URL]...",
+    ),
+]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any other setting (repeatable).", metavar="NAME=VALUE")]
 Config = Annotated[Path | None, typer.Option(help="YAML file with the sections model, training and runtime.")]
 
@@ -523,13 +530,7 @@ app.add_typer(store_app, name="store")
 
 @app.command(epilog="Example: agl runs agl-runs")
 def runs(
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Run directories, directories of runs, or stores' files or URLs (default: those found here).",
-            metavar="[RUN_DIR|URL]...",
-        ),
-    ] = None,
+    places: Places = None,
     json_file: Json = None,
 ) -> None:
     """List training runs: how far they are, and their first and last rewards."""
@@ -540,13 +541,7 @@ def runs(
 
 @app.command(epilog="Example: agl dashboard agl-runs/a --open")
 def dashboard(
-    places: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Run directories, or stores' files or URLs (default: those found here).",
-            metavar="[RUN_DIR|URL]...",
-        ),
-    ] = None,
+    places: Places = None,
     port: Port = 8001,
     host: Host = "127.0.0.1",
     key_file: KeyFile = None,

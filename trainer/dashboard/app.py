@@ -240,7 +240,7 @@ class _Api:
 
     async def now(self, request: Request) -> Any:
         """What looked wrong so far (`alerts`), and the worst, the median and the best rollout of the last step by their
-        reward (`samples`), with what was said last in each."""
+        reward (`samples`), with the last answer of each."""
         store, run = await self._run(request)
         watch, entries = Watch(), defaultdict[int, dict[str, Any]](dict)
         for metric in await store.query_metrics([run.run_id], names=views.alert_names(run), limit=_METRIC_VALUES):

@@ -135,8 +135,8 @@ def alert_names(run: TrainingRun) -> list[str]:
 
 
 def sample_json(place: str, summary: RolloutSummary, report: RolloutReport) -> dict[str, Any]:
-    """A rollout of the last step at a `place` among the others, with what was said last in it."""
-    said = [call.call.response.get("content") for call in report.calls if call.call.response.get("content")]
+    """A rollout of the last step at a `place` among the others, with its last answer."""
+    answers = [call.call.response.get("content") for call in report.calls if call.call.response.get("content")]
     return shown(
         {
             "place": place,
@@ -145,7 +145,7 @@ def sample_json(place: str, summary: RolloutSummary, report: RolloutReport) -> d
             "reward": summary.reward,
             "advantage": summary.advantage,
             "calls": summary.calls,
-            "said": said[-1] if said else report.output,
+            "answer": answers[-1] if answers else report.output,
         },
         SHORT_TEXT,
     )

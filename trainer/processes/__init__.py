@@ -1,1 +1,1 @@
-"""Child processes: started by `Child`, called through `Peer`."""
+"""Child processes: our own, started by `Child` and called through `Peer`, and untrusted ones behind a `Sandbox`."""

@@ -21,9 +21,9 @@ class Walls:
     Attributes:
         folders: what it can read besides the system's programs and libraries: path inside -> path here.
         environment: its variables, none else.
-        memory_mb: MiB of memory of all its processes.
         scratch_mb: MiB that it may write to /tmp, and to /dev/shm.
-        processes: its processes and threads.
+        memory_mb, processes: MiB of memory of all its processes; the number of these and their threads. Containers
+            enforce both. bubblewrap has no control groups, so its command has to: `graders.programs.inside.supervisor`.
     """
 
     folders: Mapping[str, str]
@@ -58,8 +58,8 @@ class Sandbox(ABC):
         of its process.
 
         Raises:
-            OSError: the program that makes the walls cannot be started. Walls that cannot be made are said on standard
-                error.
+            OSError: the program that makes the walls cannot be started. Walls that cannot be made are
+                reported on standard error.
         """
 
 
@@ -86,5 +86,5 @@ def tried(command: Sequence[str], pass_fds: Sequence[int] = (), seconds: float =
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     lines = done.stderr.decode(errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    return None if done.returncode == 0 else said[-1] if said else f"it exited with {done.returncode}"
+    texts = [line.strip() for line in lines if line.strip()]
+    return None if done.returncode == 0 else texts[-1] if texts else f"it exited with {done.returncode}"

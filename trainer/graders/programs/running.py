@@ -69,23 +69,23 @@ class Cell:
         Raises:
             Unusable: it could not be made.
         """
-        said, deadline = b"", time.monotonic() + START_SECONDS
+        output, deadline = b"", time.monotonic() + START_SECONDS
         while not self._started:
             with contextlib.suppress(_Late):
                 _wait(deadline, select.POLLIN, self._reports)
-                said += (part := os.read(self._reports, 4096))
-                self._started = said.endswith(supervisor.READY)
+                output += (part := os.read(self._reports, 4096))
+                self._started = output.endswith(supervisor.READY)
                 if part:
                     continue
             self.close()
-            text = said.decode(errors="replace").strip().splitlines()
+            text = output.decode(errors="replace").strip().splitlines()
             raise Unusable(text[-1] if text else "a sandbox did not start")
         return self
 
     def begin(self, job: dict[str, Any]) -> None:
         """Have a job run."""
         self.clean = False
-        with contextlib.suppress(OSError, _Late):  # its end is told as that of the job
+        with contextlib.suppress(OSError, _Late):  # its end is reported as that of the job
             self.send(json.dumps(job).encode(), time.monotonic() + START_SECONDS)
 
     def send(self, message: bytes, deadline: float) -> None:
@@ -132,7 +132,7 @@ class Cell:
         return bytes(data)
 
     def ending(self, deadline: float) -> tuple[str, str]:
-        """(how the job ended, the error that it told)."""
+        """(how the job ended, the error that it wrote)."""
         wait = functools.partial(_wait, deadline, select.POLLIN, self._reports)
         try:
             report = plain.parse(plain.receive(self._reports, 1 << 20, wait))
@@ -328,11 +328,11 @@ def _run(
 ) -> tuple[bool, str]:
     """Run one test: (whether the other tests are worth a try, "passed" or the reason why it failed)."""
     limits = {name: job[name] for name in ("cpu_seconds", "memory_mb", "file_mb", "processes")} | {"seconds": timeout}
-    told = limits | {"code": job["code"], "kind": test["kind"], "input": test.get("input", "")}
+    running = limits | {"code": job["code"], "kind": test["kind"], "input": test.get("input", "")}
     loaded = test["kind"] == "stdin"
     candidate = programs.cell()
     judging = None if loaded else judges.cell()
-    candidate.begin(told)
+    candidate.begin(running)
     deadline = time.monotonic() + timeout
     try:
         if judging is None:
@@ -384,7 +384,7 @@ def _printed(candidate: Cell, test: dict[str, Any], deadline: float, most: int) 
 
 
 def _ended(candidate: Cell, deadline: float) -> str:
-    """Why a program has ended that was to be asked."""
+    """Why a program has ended that the judge has a question for."""
     ending, error = candidate.ending(deadline + _GRACE_SECONDS)
     return error[: program.MAX_MESSAGE] or ("ended early" if ending.startswith("exited") else ending)
 

@@ -173,14 +173,14 @@ function Now({ store, run }) {
     html`<section>
       <h2>samples of step ${num(data.step + 1)}</h2>
       <div class="scroll"><table>
-        <thead><tr><th scope="col">rollout</th><th scope="col" class="right">reward</th><th scope="col">task</th><th scope="col">said last</th><th scope="col" class="right">calls</th></tr></thead>
+        <thead><tr><th scope="col">rollout</th><th scope="col" class="right">reward</th><th scope="col">task</th><th scope="col">last answer</th><th scope="col" class="right">calls</th></tr></thead>
         <tbody>
           ${data.samples.map(
             (sample) => html`<tr>
               <th scope="row"><a href=${href([store, "rollout", sample.rollout_id])}>${sample.place}</a></th>
               <td class="num right">${num(sample.reward)}</td>
               <td class="task">${oneLine(sample.task)}</td>
-              <td class="task">${sample.said === null ? html`<span class="dim">–</span>` : String(sample.said)}</td>
+              <td class="task">${sample.answer === null ? html`<span class="dim">–</span>` : String(sample.answer)}</td>
               <td class="num right">${num(sample.calls)}</td>
             </tr>`,
           )}

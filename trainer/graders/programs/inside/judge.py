@@ -45,9 +45,9 @@ class Program:
         ending: the error that ended the test, which its own `except` cannot undo.
     """
 
-    def __init__(self, answered: int, asked: int) -> None:
-        self._answered = answered
-        self._asked = asked
+    def __init__(self, answers: int, requests: int) -> None:
+        self._answers = answers
+        self._requests = requests
         self._functions: list[types.FunctionType] = []
         self.ending: BaseException | None = None
 
@@ -73,16 +73,16 @@ class Program:
                 raise self._end(
                     Broken(f"a test passes to the program what cannot be passed: {error}; {hint}")
                 ) from error
-            plain.send(self._asked, b"Q" + request)
+            plain.send(self._requests, b"Q" + request)
             while "call" in (answer := self._receive()):
-                plain.send(self._asked, b"R" + self._called(answer))
+                plain.send(self._requests, b"R" + self._called(answer))
         except OSError as error:
             raise self._end(Lost("ended early")) from error
         return self._value(answer, operation)
 
     def _receive(self) -> dict[str, Any]:
         try:
-            return plain.parse(plain.receive(self._answered))
+            return plain.parse(plain.receive(self._answers))
         except (plain.Malformed, MemoryError) as error:
             raise self._end(Lost(f"gave no answer that can be read: {error}")) from error
 
@@ -265,13 +265,13 @@ def evaluate(program: Program, test: dict[str, Any]) -> None:
 def _evaluating(program: Program) -> dict[str, Any]:
     """`eval` and `exec` for a test, which ask the program's process; `pickle.loads` does so from now on."""
 
-    def named(text: Any, given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def named(text: Any, namespace: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """(where names are set, those of it that a text uses)."""
         if not isinstance(text, str | bytes):
             raise program._end(Broken("a test evaluates what is no text"))
         frame = sys._getframe(2)
-        space = given if given is not None else frame.f_globals
-        known = given if given is not None else frame.f_globals | frame.f_locals
+        space = namespace if namespace is not None else frame.f_globals
+        known = namespace if namespace is not None else frame.f_globals | frame.f_locals
         used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
         return space, {name: known[name] for name in used & known.keys()}
 
@@ -329,7 +329,7 @@ def _imports(nodes: list[ast.AST]) -> set[str]:
     return modules | {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
 
 
-def run(answered: int, asked: int, job: dict[str, Any]) -> None:
+def run(answers: int, requests: int, job: dict[str, Any]) -> None:
     """Run a test, and write its verdict: `VERDICT`, the job's nonce, and as JSON the kind and the outcome.
 
     The kind is "passed", "failed", or "broken" for a test that cannot be run.
@@ -337,7 +337,7 @@ def run(answered: int, asked: int, job: dict[str, Any]) -> None:
     for stream, mode in ((0, "r"), (1, "w"), (2, "w")):
         setattr(sys, ("stdin", "stdout", "stderr")[stream], os.fdopen(stream, mode, encoding="utf-8", errors="replace"))
     nonce = job.pop("nonce")
-    program = Program(answered, asked)
+    program = Program(answers, requests)
     sys.addaudithook(_refuse)
     try:
         evaluate(program, job["test"])
@@ -346,7 +346,7 @@ def run(answered: int, asked: int, job: dict[str, Any]) -> None:
         error = program.ending or error
         kind = "broken" if isinstance(error, Broken) else "failed"
         text = str(error) if isinstance(error, Broken | Lost) else f"{type(error).__name__}: {_text(error)}"
-    plain.send(asked, VERDICT + nonce.encode() + json.dumps([kind, text[:MAX_TEXT]]).encode())
+    plain.send(requests, VERDICT + nonce.encode() + json.dumps([kind, text[:MAX_TEXT]]).encode())
     os._exit(0)
 
 

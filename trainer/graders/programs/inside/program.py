@@ -26,16 +26,16 @@ _BASES: tuple[Any, ...] = (int, float, complex, str, bytes, bytearray, list, tup
 class Candidate:
     """A program's module, and the objects of it that the tests refer to."""
 
-    def __init__(self, asked: int, answered: int, module: types.ModuleType) -> None:
-        self._asked = asked
-        self._answered = answered
+    def __init__(self, requests: int, answers: int, module: types.ModuleType) -> None:
+        self._requests = requests
+        self._answers = answers
         self._module = module
         self._objects: list[Any] = []
 
     def serve(self) -> bytes:
         """Answer requests until the reply to a call of one of the tests' functions comes, and return that."""
         while True:
-            data = plain.receive(self._asked)
+            data = plain.receive(self._requests)
             if data[:1] == END:
                 os._exit(0)
             if data[:1] == b"R":
@@ -46,7 +46,7 @@ class Candidate:
                 answer = {"stop": True}
             except BaseException as error:
                 answer = failed(error)
-            plain.send(self._answered, answer)
+            plain.send(self._answers, answer)
 
     def _do(self, operation: str, target: Any, *arguments: Any) -> Any:
         match operation:
@@ -108,7 +108,7 @@ class Candidate:
 
         def function(*positional: Any, **named: Any) -> Any:
             arguments = plain.pack([list(positional), named], self._refer)
-            plain.send(self._answered, {"call": number, "arguments": arguments})
+            plain.send(self._answers, {"call": number, "arguments": arguments})
             value, error = self._load(self.serve())
             if error is not None:
                 raise error
@@ -168,11 +168,11 @@ def failed(error: BaseException) -> dict[str, Any]:
     return {"error": [type(error).__name__, text]}
 
 
-def run(asked: int, answered: int, told: int, job: dict[str, Any]) -> None:
+def run(requests: int, answers: int, errors: int, job: dict[str, Any]) -> None:
     """Run a program, and serve its functions unless it is one that reads standard input and prints.
 
     Args:
-        asked, answered, told: descriptors of the requests, the answers, and the error that ended it.
+        requests, answers, errors: descriptors of the pipes; `errors` takes the error that ends it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream, mode in ((0, "r"), (1, "w"), (2, "w")):
@@ -191,14 +191,14 @@ def run(asked: int, answered: int, told: int, job: dict[str, Any]) -> None:
         sys.stdout.flush()
     except BaseException as error:
         name, text = failed(error)["error"]
-        os.write(told, f"{name}: {text}".encode(errors="replace"))
+        os.write(errors, f"{name}: {text}".encode(errors="replace"))
         os._exit(1)
     if prints:
         os._exit(0)
-    os.close(told)
+    os.close(errors)
     try:
-        plain.send(answered, {"value": True})
-        Candidate(asked, answered, module).serve()
+        plain.send(answers, {"value": True})
+        Candidate(requests, answers, module).serve()
     except EOFError:
         os._exit(0)
     finally:

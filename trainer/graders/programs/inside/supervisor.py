@@ -53,14 +53,14 @@ def main() -> None:
 
 
 def _run(job: dict[str, Any], reports: int, kept: set[str]) -> dict[str, Any]:
-    """How a job ended: {"status"} of its process or the {"reason"} why it was killed, and the "error" that it told.
+    """How a job ended: {"status"} of its process or the {"reason"} why it was killed, and the "error" that it wrote.
 
     "clean" says whether the next job finds nothing of this one.
     """
     folder = _HOME if os.getpid() == 1 else _new_folder()
     os.makedirs(folder, exist_ok=True)
     bell, ring = os.pipe()
-    errors, told = os.pipe()
+    errors, error_writer = os.pipe()
     os.set_blocking(ring, False)
     os.set_blocking(errors, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -70,10 +70,10 @@ def _run(job: dict[str, Any], reports: int, kept: set[str]) -> dict[str, Any]:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _enter(job, folder, told)
+            _enter(job, folder, error_writer)
         finally:
             os._exit(1)
-    os.close(told)
+    os.close(error_writer)
     ended = _watch(pid, bell, job)
     signal.set_wakeup_fd(-1)
     _end_all(pid)
@@ -111,7 +111,7 @@ def _watch(pid: int, bell: int, job: dict[str, Any]) -> dict[str, Any]:
             return {"reason": "made too many files"}
 
 
-def _enter(job: dict[str, Any], folder: str, told: int) -> None:
+def _enter(job: dict[str, Any], folder: str, errors: int) -> None:
     """In the fork: give up what the job is not to have, and run it."""
     os.setsid()
     os.chdir(folder)
@@ -119,7 +119,7 @@ def _enter(job: dict[str, Any], folder: str, told: int) -> None:
     _control(_PR_SET_NO_NEW_PRIVS, 1)
     _control(_PR_SET_DUMPABLE, 1)
     os.environ.update(HOME=folder, TMPDIR=folder)
-    ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (0, 1, told)]
+    ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (0, 1, errors)]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if job["kind"] == "stdin":
         with open("stdin", "w", encoding="utf-8", errors="replace") as file:
