@@ -84,7 +84,9 @@ def find_sources(places: Sequence[str]) -> list[Source]:
     if not places:
         files = _newest(Path(), _HERE)
         if not files:
-            raise StoreError("there is no run below this directory", hint="agl dashboard RUN_DIRECTORY or STORE_URL")
+            raise StoreError(
+                "there is no run below this directory", hint="name a run's directory, or a store's file or URL"
+            )
         return [_source_of(file) for file in files]
     sources = []
     for place in places:

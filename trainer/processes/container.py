@@ -30,7 +30,8 @@ class Container(Sandbox):
         if not shutil.which(self.name):
             return f"{self.name} is not installed"
         if problem := tried([self.name, "image", "inspect", self.image]):
-            return f"{problem} ({self.name} pull {self.image})"
+            absent = "no such" in problem.lower() or "not known" in problem
+            return f"{problem} ({self.name} pull {self.image})" if absent else problem
         return None
 
     def start(self, command: Sequence[str], walls: Walls) -> subprocess.Popen[bytes]:
