@@ -60,6 +60,7 @@ def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any
     settings: dict[str, Any] = {
         "max_context": claim.max_context, "max_response_tokens": claim.max_response_tokens,
         "max_tokens_per_microbatch": claim.max_context, "max_batch": 64, "threads": options.threads,
+        "autocast": "float32",  # see docs/hyper-parameters.md
     }  # fmt: skip
     history: list[Mapping[str, Any]] = []
     with serve(claim.others or _silent) as rest:
