@@ -41,10 +41,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LARGE = ("torch", "safetensors", "peft")
 """What `agl[local]` needs for training alone: a gateway with a scripted engine does without."""
-FEW_LOWEST = ("openai", "anthropic", "langchain", "openai-agents", "pydantic-ai")
-"""Run on their lower bounds by `--few`, as those are quick to install; the others run on their newest release."""
-NOT_FEW = ("pyautogen 0.2", "beside instrumentors")
-"""Not run by `--few`: no framework of their own."""
+FEW = {
+    **dict.fromkeys(("openai", "anthropic", "langchain", "openai-agents", "pydantic-ai"), "lowest"),
+    **dict.fromkeys(("crewai", "classic autogen"), "newest"),
+    "the core": "newest, Python 3.13",
+}
+"""The rows of `--few`: what the tests' own environment, of `constraints.txt`, has not. That is the lower bounds, of which
+these are quick to install, the frameworks that fit beside no other, and another Python."""
 WITHOUT_TORCH = tuple(
     f"../unit/test_{name}.py"
     for name in (
@@ -382,15 +385,6 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def is_one_of_few(framework: Framework, resolution: str) -> bool:
-    """Whether `--few` has this row: each framework once, alone in its environment, and the core on another Python."""
-    if framework.name in NOT_FEW:
-        return False
-    if framework.name in FEW_LOWEST:
-        return resolution == "lowest"
-    return resolution == "newest" or not framework.resolutions
-
-
 def planned(only: Sequence[str], resolutions: Sequence[str], *, few: bool = False) -> list[tuple[Framework, str]]:
     """The rows to run."""
     rows = [
@@ -408,7 +402,7 @@ def planned(only: Sequence[str], resolutions: Sequence[str], *, few: bool = Fals
     return [
         (f, r)
         for f, r in rows
-        if (not only or f.name in only) and (not resolutions or r in resolutions) and (not few or is_one_of_few(f, r))
+        if (not only or f.name in only) and (not resolutions or r in resolutions) and (not few or FEW.get(f.name) == r)
     ]
 
 
@@ -418,7 +412,7 @@ def main() -> int:
     options.add_argument(
         "--resolution", nargs="+", default=[], help='"lowest", "newest", or another label of the table'
     )
-    options.add_argument("--few", action="store_true", help="each framework once, some of them on their lower bounds")
+    options.add_argument("--few", action="store_true", help="lower bounds, and frameworks that fit beside no other")
     options.add_argument("--jobs", type=int, default=2, help="environments at a time")
     options.add_argument("--minutes", type=float, default=math.inf, help="start no row later; name those left out")
     options.add_argument("--json", type=Path, help="write the results here; rows that are there already stay")
