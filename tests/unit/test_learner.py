@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -586,6 +587,18 @@ class TestUpdate:
         clipped, found = gradients(learner(model, grad_clip=0.01), rows)
         assert clipped["grad_norm"] == pytest.approx(free["grad_norm"], rel=1e-5)
         assert torch.stack([g.norm() for g in found.values()]).norm().item() == pytest.approx(0.01, rel=1e-2)
+
+    def test_a_mini_batch_has_whole_groups_so_that_each_prompt_is_forwarded_once(self):
+        rng, model = np.random.default_rng(0), tiny_model()
+        prompts = [[task, *rng.integers(0, VOCABULARY, 20).tolist()] for task in range(4)]
+        names = [(task, f"{rng.random()}") for task in range(4) for _ in range(4)]
+        made = [
+            trajectory([call(0, prompts[task], rng.integers(0, VOCABULARY, 5).tolist(), rollout=name)], name)
+            for task, name in sorted(names, key=itemgetter(1))
+        ]
+        metrics = learner(model, minibatches=4).update(rows_of(made, model=model))
+        assert metrics["optimizer_steps"] == 4
+        assert metrics["forwarded_tokens"] == metrics["unique_tokens"]
 
     def test_the_kl_penalty_holds_the_policy_near_its_start(self):
         drift = []
