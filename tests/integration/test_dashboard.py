@@ -12,12 +12,14 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
 import pytest
 from dashboards import CONTROL, HOSTILE, MARKUP, Dashboard, rollouts, served, train_hostile
 from launching import AGL
+from rules import HELD_OUT, START, apo, fit, gepa, rule_provider, template_agent
 from store_server import KEYS, OPERATOR, RUNNER
 
 import agl
@@ -391,3 +393,39 @@ def test_training_shows_itself(untrained_model: Path, tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{url}/", timeout=5)
+
+
+@pytest.mark.parametrize("algorithm", [gepa, apo])
+def test_candidates_of_a_search_and_what_changed(tmp_path: Path, algorithm: Any) -> None:
+    with rule_provider() as provider:
+        search = algorithm(provider.url, held_out=HELD_OUT)
+        result = fit(search, template_agent(provider.url), tmp_path)
+    with served(tmp_path) as shown:
+        path = f"0/runs/{result.run_id}/prompts"
+        found = shown.json(path)["candidates"]
+        texts: list[str] = []
+        for candidate in found:
+            number = candidate["number"]
+            alone = shown.json(f"{path}?candidate={number}")["changes"]["prompt"]
+            assert [kind for kind, _ in alone] == ["same"]
+            texts.append(alone[0][1])
+        assert found[0] | {"evaluations": None} == {
+            "number": 0, "parent": None, "depth": 0, "texts": None, "chosen": False, "evaluations": None,
+        }  # fmt: skip
+        assert texts[0] == START
+        for number, candidate in enumerate(found[1:], 1):
+            parent = candidate["parent"]
+            assert texts[number].startswith(texts[parent])
+            assert candidate["depth"] == found[parent]["depth"] + 1 == len(re.findall("Also be", texts[number]))
+            parts = shown.json(f"{path}?candidate={number}&against={parent}")["changes"]["prompt"]
+            assert "".join(text for kind, text in parts if kind != "removed") == texts[number]
+            assert "".join(text for kind, text in parts if kind == "added").split()[:2] == ["Also", "be"]
+        [best] = [candidate["number"] for candidate in found if candidate["chosen"]]
+        assert texts[best] == result.prompts["prompt"]
+        for evaluation in (e for candidate in found for e in candidate["evaluations"]):
+            mode = "train" if evaluation["split"] == "train" else "val"
+            step = evaluation["step"] - (mode == "train")
+            rewards = [r["reward"] for r in shown.json(f"0/runs/{result.run_id}/steps/{mode}/{step}")["rollouts"]]
+            assert len(rewards) == evaluation["tasks"]
+            assert fmean(rewards) == pytest.approx(evaluation["score"])
+            assert evaluation["low"] <= evaluation["score"] <= evaluation["high"]

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from dashboards import CONTROL, HOSTILE, Dashboard, served, train_arithmetic, train_hostile
 from launching import PROGRAMS, environment, launch
+from rules import HELD_OUT, fit, gepa, rule_provider, template_agent
 from running import say
 
 import agl
@@ -111,6 +112,49 @@ def trained_rollout(site: Dashboard) -> str:
     """A rollout of the second store's first step whose tool call was rewarded."""
     step = site.json(f"1/runs/{run_of(site, 1)}/steps/train/0")["rollouts"]
     return max(step, key=lambda r: (r["advantage"] or 0, r["calls"]))["rollout_id"]
+
+
+def test_the_prompts_of_a_search(chromium: Any, tmp_path: Path) -> None:
+    start = "You answer questions about places. Answer: {question}"
+    with rule_provider() as provider:
+        resources = {"prompt": agl.PromptTemplate(start)}
+        search = gepa(provider.url, held_out=HELD_OUT)
+        result = fit(search, template_agent(provider.url), tmp_path, initial_resources=resources)
+    with served(tmp_path) as site, opened(chromium, site, f"/0/run/{result.run_id}") as page:
+        prompt = page.locator(".prompt")
+        prompt.wait_for()
+        prompt.scroll_into_view_if_needed()
+        picture(page, "prompts")
+        fits(page)
+        # The result stands there first, against what it was rewritten from.
+        best = next(c for c in site.json(f"0/runs/{result.run_id}/prompts")["candidates"] if c["chosen"])
+        assert page.locator("tr.here b").inner_text() == "result"
+        assert re.fullmatch(r"Also be \w+\.", prompt.locator("ins").inner_text().strip())
+        page.get_by_role("button", name="start", exact=True).click()
+        page.wait_for_function("() => document.querySelector('.prompt ins').textContent.split('Also').length > 2")
+        assert prompt.locator("pre").inner_text() == result.prompts["prompt"]
+        page.get_by_role("button", name=f"{best['parent']}", exact=True).click()
+        page.get_by_text(f"candidate {best['parent']}", exact=True).wait_for()
+
+
+@pytest.mark.parametrize("validated", [True, False])
+def test_the_loss_stands_first_where_it_is_what_is_minimised(chromium: Any, tmp_path: Path, validated: bool) -> None:
+    async def fill() -> None:
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
+        await store.put_run(TrainingRun("run-sft", algorithm="SFT", step=3, created_at=1.0))
+        for step, nll in enumerate((0.75, 0.5, 0.25), 1):
+            values = {"learner/nll": nll, "learner/loss": nll} | ({"val/reward": step / 4} if validated else {})
+            await store.add_metrics("run-sft", step, values)
+        await store.close()
+
+    run_in_thread(fill())
+    with served(tmp_path) as site, opened(chromium, site, "/0/run/run-sft") as page:
+        names = page.locator(".card .name")
+        names.first.wait_for()
+        plots = ["negative log-likelihood per token", *(["reward"] if validated else [])]
+        assert names.all_inner_texts()[: len(plots)] == plots
+        assert "training 0.25" in page.locator("[aria-label^='negative']").get_attribute("aria-label")
+        picture(page, f"loss-{validated}")
 
 
 def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:

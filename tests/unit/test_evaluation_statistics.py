@@ -99,6 +99,12 @@ def test_known_values() -> None:
         assert statistics.sign_flip_test([1] * gained + [-1] * lost + [0] * 9) == pytest.approx(mcnemar)
 
 
+def test_the_interval_of_none_or_all_ends_there_exactly() -> None:
+    for n in range(1, 200):
+        assert statistics.success_interval([0.0] * n)[0] == 0.0
+        assert statistics.success_interval([1.0] * n)[1] == 1.0
+
+
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=4), min_size=2, max_size=12))
 def test_rewards_of_0_and_1_have_the_interval_of_a_share(rewards: list[list[float]]) -> None:
     low, high = statistics.reward_interval(rewards)

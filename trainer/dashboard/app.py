@@ -34,6 +34,7 @@ from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
 from agl.trainer.report.alerts import Watch
+from agl.trainer.report.prompts import candidates
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.store.base import Runs, Store
 from agl.trainer.store.types import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, TrainingRun
@@ -56,6 +57,8 @@ _HEADERS = {
 _LONGEST_ID = 200
 PAGE, MOST_ROLLOUTS = 100, 512
 """Runs and rollouts of one answer."""
+MOST_CANDIDATES = 1_000
+"""Of a prompt search."""
 _METRIC_VALUES, _MOST_NAMES = 100_000, 50
 _ENDS = ("val/reward", "train/reward")
 """The metrics whose first and last values the list of runs shows."""
@@ -84,6 +87,7 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
         Route("/api/{store:int}/runs/{run}", api.read(api.run)),
         Route("/api/{store:int}/runs/{run}/metrics", api.read(api.metrics)),
         Route("/api/{store:int}/runs/{run}/now", api.read(api.now)),
+        Route("/api/{store:int}/runs/{run}/prompts", api.read(api.prompts)),
         Route(step, api.read(api.step)),
         Route("/api/{store:int}/rollouts", api.read(api.rollouts)),
         Route("/api/{store:int}/rollouts/{rollout}", api.read(api.rollout)),
@@ -262,6 +266,20 @@ class _Api:
                 "samples": await asyncio.to_thread(asyncio.run, samples()),
                 "step": step,
             }
+
+    async def prompts(self, request: Request) -> Any:
+        """The candidates of a prompt search; of `candidate` also what its texts changed `against` another one."""
+        store, run = await self._run(request)
+        found = await candidates(store, run.run_id)
+        facts = {
+            "candidates": views.shown([asdict(c) | {"texts": None} for c in found[:MOST_CANDIDATES]], views.SHORT_TEXT)
+        }
+        number = _number(request, "candidate", None, most=max(0, len(found) - 1))
+        if number is None or not found:
+            return facts
+        against = _number(request, "against", number, most=len(found) - 1)
+        async with self._reports:
+            return facts | await asyncio.to_thread(views.changes_json, found[against or 0], found[number])
 
     async def step(self, request: Request) -> Any:
         """One step's rollouts by group; `total` of them, `next` to continue `after`, and the steps `around` it."""

@@ -15,7 +15,7 @@ import orjson
 
 from agl.mdp.spans import Span
 from agl.texts import printable
-from agl.trainer.report import alerts
+from agl.trainer.report import alerts, prompts
 from agl.trainer.report.rollout_report import CallReport, RolloutReport
 from agl.trainer.report.trace_tree import as_json, error_line
 from agl.trainer.store.types import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
@@ -149,6 +149,13 @@ def sample_json(place: str, summary: RolloutSummary, report: RolloutReport) -> d
         },
         SHORT_TEXT,
     )
+
+
+def changes_json(before: prompts.Candidate, after: prompts.Candidate) -> dict[str, Any]:
+    """What a candidate's texts changed against those of another, by component."""
+    texts = {name: (before.texts.get(name, ""), text) for name, text in after.texts.items()}
+    changed = {name: prompts.changes(cut(old, TEXT), cut(new, TEXT)) for name, (old, new) in texts.items()}
+    return {"candidate": after.number, "against": before.number, "changes": changed}
 
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:

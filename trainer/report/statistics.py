@@ -48,7 +48,8 @@ def success_interval(rates_T: ArrayLike, samples: float = 1) -> Interval:
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) if samples == 1 else t_quantile(n - 1)
     middle = (p + z * z / (2 * effective)) / (1 + z * z / effective)
     half = z * np.sqrt(p * (1 - p) / effective + (z / (2 * effective)) ** 2) / (1 + z * z / effective)
-    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
+    # With p = 0 or 1 that end is the interval's own, but for rounding.
+    return np.clip(middle - half, 0.0, p), np.clip(middle + half, p, 1.0)
 
 
 def mean_interval(values_T: ArrayLike, unit: float = 0.0) -> Interval:

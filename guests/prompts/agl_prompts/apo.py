@@ -175,7 +175,11 @@ class APO(PromptSearch, Generic[T_task]):
         prompt = EDIT.format(**facts, critique=critique or "") + field_rule(component)
         edit = self._asks(self.apply_edit_model)
         text = await reflections.text(f"{key}/edit", prompt, edit, component, parent[name])
-        return None if text is None else {**parent, name: text}
+        if text is None:
+            return None
+        child = {**parent, name: text}
+        work.derive(child, parent)
+        return child
 
     def _asks(self, model: str) -> Ask:
         return partial(chat, self.async_openai_client, model, temperature=self.diversity_temperature)

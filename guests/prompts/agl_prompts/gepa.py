@@ -159,6 +159,7 @@ class _Adapter:
             text = self._bridge.call(reflections.text(key, str(prompt), self._ask, component, candidate[name]))
             if text is not None:
                 texts[name] = text
+        self._work.derive({**candidate, **texts}, candidate)
         return texts
 
 

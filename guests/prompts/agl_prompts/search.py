@@ -22,6 +22,7 @@ from agl.agents.prompts import save_prompts
 from agl.agents.resources import Dataset, SystemPrompt, as_tasks, resource_to_json
 from agl.errors import AglError, ConfigError, DatasetError
 from agl.trainer.gateway.access import SamplingRules
+from agl.trainer.report.prompts import Evaluation, record
 from agl.trainer.report.statistics import reward_interval, sign_flip_test
 from agl.trainer.run.results import mean_rewards, require_some, reward_label
 from agl.trainer.run.run import Run
@@ -196,6 +197,7 @@ class Search:
         self._step = self._rollouts = self._executed = 0
         self._lowest = 0.0
         self._candidates: set[str] = set()
+        self._parents: dict[str, str] = {}
         self._began = time.monotonic()
 
     async def find_components(self) -> None:
@@ -238,12 +240,23 @@ class Search:
             scored.append(self._scored(results))
             before += len(results)
             self._candidates.add(_digest(dict(candidate)))
+            low, high = _interval(scored[-1])
+            version = self._id(candidate)
+            evaluation = Evaluation(
+                first + i + 1, version, self._parents.get(version), split, len(results), _mean(scored[-1]), low, high
+            )
+            await record(self.run.store, self.run.run_id, evaluation)
             if split in ("train", "val"):
                 mean = _mean(scored[-1])
                 if split == "val" and len(results) == len(self.run.val):
                     self.best = max(self.best, mean)
                 await self._record(first + i + 1, _facts(split, scored[-1]), f"{split} {mean:.3f}", before)
         return scored
+
+    def derive(self, child: Candidate, parent: Candidate) -> None:
+        """Note what a new candidate was rewritten from; of one that was there before, nothing."""
+        if _digest(dict(child)) not in self._candidates and dict(child) != self.start:
+            self._parents.setdefault(self._id(child), self._id(parent))
 
     async def rollouts(self, candidate: Candidate, tasks: Sequence[IndexedTask], split: Split) -> list[RolloutResult]:
         """Run a candidate without recording it in the history."""
@@ -301,9 +314,14 @@ class Search:
 
     async def _version(self, candidate: Candidate, label: str | None = None) -> str:
         """The id of the version of the resources that holds the candidate."""
-        resources = {n: resource_to_json(c.with_text(candidate[n])) for n, c in self.components.items()}
-        resources_id = f"{self.run.run_id}-{label or _digest(resources)}"
-        return await self.run.store.update_resources(resources, resources_id=resources_id)
+        resources_id = self._id(candidate, label)
+        return await self.run.store.update_resources(self._resources(candidate), resources_id=resources_id)
+
+    def _id(self, candidate: Candidate, label: str | None = None) -> str:
+        return f"{self.run.run_id}-{label or _digest(self._resources(candidate))}"
+
+    def _resources(self, candidate: Candidate) -> dict[str, Any]:
+        return {n: resource_to_json(c.with_text(candidate[n])) for n, c in self.components.items()}
 
     async def _blame(self, candidate: Candidate, result: RolloutResult, task: IndexedTask, failed: int, n: int) -> None:
         """Raise the error of a candidate's first failed rollout, unless the prompts of the start succeed there."""

@@ -4,6 +4,7 @@ import { get, useData } from "../lib/api.js";
 import { ago, byName, clock, duration, num, oneLine, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { href, stepPath } from "../lib/route.js";
+import { Prompts } from "./prompts.js";
 import { Crumbs, Fact, Loaded, Status, Switch, Value, statusOf } from "../lib/ui.js";
 
 const POLL = 2000;
@@ -65,17 +66,23 @@ function intervalOf(values, name) {
   return {};
 }
 
+// What is minimised where no training reward is: the first of these.
+const LOSSES = [["learner/nll", "negative log-likelihood per token"], ["learner/loss", "loss"]];
+
 function View({ store, run, metrics }) {
   const { steps, values } = metrics;
   const groups = useMemo(() => grouped(values), [Object.keys(values).join()]);
+  const [loss, lossLabel] = (!values["train/reward"] && LOSSES.find(([name]) => values[name])) || [];
   const [axis, setAxis] = useState("step");
   const [smooth, setSmooth] = useState(false);
   const axes = [["step", "Steps"], values["learner/tokens"] && ["learner/tokens", "Trained tokens"], values.seconds && ["seconds", "Time"]].filter(Boolean);
   const x = useMemo(() => (axis === "step" ? null : sums(values[axis], axis === "seconds" ? 1 / 60 : 1)), [axis, values]);
   const training = useMemo(() => (smooth ? smoothed(values["train/reward"]) : values["train/reward"]), [smooth, values]);
+  const isSearch = Boolean(values["prompts/candidates"]);
   const reward = [
     training && { label: "training", color: "--train", values: training, ...(smooth ? {} : intervalOf(values, "train/reward")) },
-    values["val/reward"] && { label: "held-out", color: "--val", width: 2.5, points: true, values: values["val/reward"], ...intervalOf(values, "val/reward") },
+    isSearch && values["prompts/best"] && { label: "best on validation", color: "--second", values: values["prompts/best"] },
+    values["val/reward"] && { label: isSearch ? "validation" : "held-out", color: "--val", width: 2.5, points: true, values: values["val/reward"], ...intervalOf(values, "val/reward") },
   ].filter(Boolean);
   const mode = (step) => (present(values["train/reward"], steps, step) ? "train" : "val");
   const open = (step) => {
@@ -91,8 +98,14 @@ function View({ store, run, metrics }) {
     </div>
     ${run.error && html`<div class="failure"><p>${run.error}</p></div>`}
     <dl class="facts">
-      <${Fact} label="held-out reward" title="first → last validation"><${Ends} values=${values["val/reward"]} /><//>
-      <${Fact} label="training reward" title="first → last step"><${Ends} values=${values["train/reward"]} /><//>
+      <${Fact} label=${isSearch ? "validation reward" : "held-out reward"} title="first → last validation"><${Ends} values=${values["val/reward"]} /><//>
+      ${values["held_out/score"] &&
+      html`<${Fact} label="held-out score" title=${`start → result, p = ${num(known(values["held_out/p_value"])[0])}`}>
+        <${Ends} values=${[...known(values["held_out/start/score"]), ...known(values["held_out/score"])]} />
+      <//>`}
+      ${loss
+        ? html`<${Fact} label="training loss" title=${`${lossLabel}, first → last step`}><${Ends} values=${values[loss]} less /><//>`
+        : html`<${Fact} label="training reward" title="first → last step"><${Ends} values=${values["train/reward"]} /><//>`}
       <${Fact} label="steps">${num(run.step)}${run.steps ? html`<span class="dim"> of ${num(run.steps)}</span>` : ""}<//>
       ${values["learner/tokens"] && html`<${Fact} label="trained tokens">${num(total(values["learner/tokens"]))}<//>`}
       ${values["train/tokens_unmerged"] &&
@@ -109,8 +122,12 @@ function View({ store, run, metrics }) {
     ${steps.length === 0
       ? html`<p class="empty">No step has been recorded yet.${run.status === "running" ? " This page updates every two seconds." : ""}</p>`
       : html`
+          ${loss &&
+          html`<section class="card">
+            <${Plot} label=${lossLabel} steps=${steps} series=${[{ label: "training", color: "--train", width: 2.5, values: values[loss], points: sparse(values[loss]) }]} height=${260} x=${x} />
+          </section>`}
           <section class="card">
-            <${Plot} label=${axis === "seconds" ? "reward by minutes" : axis === "step" ? "reward" : "reward by trained tokens"} steps=${steps} series=${reward} height=${260} unit onPick=${open} x=${x} />
+            ${reward.length > 0 && html`<${Plot} label=${axis === "seconds" ? "reward by minutes" : axis === "step" ? "reward" : "reward by trained tokens"} steps=${steps} series=${reward} height=${260} unit onPick=${open} x=${x} />`}
             <div class="picks">
               ${axes.length > 1 && html`<${Switch} label="x axis" options=${axes} value=${axis} onChange=${setAxis} />`}
               ${trained.length > 2 && html`<label class="tick"><input type="checkbox" checked=${smooth} onChange=${(event) => setSmooth(event.target.checked)} /> smooth</label>`}
@@ -118,6 +135,7 @@ function View({ store, run, metrics }) {
               ${validations.length > 0 && html`<${Validations} ...${{ validations, path: (s) => href(stepPath(store, run.run_id, "val", s)) }} />`}
             </div>
           </section>
+          ${isSearch && html`<${Prompts} store=${store} run=${run} />`}
           <${Now} store=${store} run=${run} />
           ${groups.map(
             ([group, names]) => html`<section>
@@ -239,12 +257,12 @@ function isRepeated(values, name) {
   return Boolean(parent) && parent.every((value, i) => value === values[name][i]);
 }
 
-function Ends({ values }) {
+function Ends({ values, less = false }) {
   const all = known(values);
   if (all.length === 0) return html`<span class="dim">–</span>`;
   const change = all.at(-1) - all[0];
   return html`${all.length > 1 && html`<span class="dim">${num(all[0])} → </span>`}<b>${num(all.at(-1))}</b>
-    ${all.length > 1 && html` <small class=${change >= 0 ? "good" : "bad"}>${signed(change)}</small>`}`;
+    ${all.length > 1 && html` <small class=${change === 0 || change < 0 === less ? "good" : "bad"}>${signed(change)}</small>`}`;
 }
 
 const total = (values) => known(values).reduce((a, b) => a + b, 0);
