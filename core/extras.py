@@ -28,6 +28,7 @@ MODULES = {
     "quantize": ("bitsandbytes",),
     "postgres": ("psycopg",),
     "ray": ("ray",),
+    "prices": ("genai_prices",),
     "prompts": ("agl_prompts", "gepa"),
     "export": ("pyarrow", "opentelemetry.exporter"),
     "openai": ("openai",),

@@ -32,6 +32,7 @@ class AttemptTrajectory:
         failed_calls: selected calls that ended in an error, which cannot be trained.
         bypassed: `chat` spans of selected agents without a gateway call.
         lost: `chat` spans of requests that were sent to the gateway, which has no call for them.
+        elsewhere: all `chat` spans that models other than a policy answered, those of judges included.
         fault: why it ended with an exception that a policy caused; None if it did not.
     """
 
@@ -41,6 +42,7 @@ class AttemptTrajectory:
     failed_calls: tuple[Call, ...]
     bypassed: tuple[Span, ...]
     lost: tuple[Span, ...] = ()
+    elsewhere: tuple[Span, ...] = ()
     fault: Fault | None = None
 
     @property
@@ -107,7 +109,12 @@ def build_trajectory(
     answered = {c.span_id for c in index.calls}
     # Clients that send no traceparent: the gateway has their calls, under the agent of the URL.
     to_gateway = f"/rollouts/{rollout_id}/attempts/{attempt}/"
-    chats = [s for s in index.spans.values() if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]
+
+    def is_elsewhere(span: Span) -> bool:
+        return not span.attributes.get(semconv.ROUTED) and to_gateway not in str(span.attributes.get(semconv.URL))
+
+    requests = [s for s in index.spans.values() if s.operation == semconv.CHAT]
+    chats = [s for s in requests if not s.attributes.get(semconv.UNTRAINED)]
     unanswered = [
         s
         for s in chats
@@ -118,12 +125,9 @@ def build_trajectory(
         credited=(),
         agents=tuple(dict.fromkeys([c.agent for c in index.calls] + [s.agent for s in chats if s.agent is not None])),
         failed_calls=tuple(c for c in index.calls if c.policy is not None and c.error is not None),
-        bypassed=tuple(
-            s
-            for s in unanswered
-            if not s.attributes.get(semconv.ROUTED) and to_gateway not in str(s.attributes.get(semconv.URL))
-        ),
+        bypassed=tuple(s for s in unanswered if is_elsewhere(s)),
         lost=tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED)),
+        elsewhere=tuple(s for s in requests if s.span_id not in answered and is_elsewhere(s)),
         fault=Fault.of_spans(index.spans.values()),
     )
     return attempt_trajectory.with_rewards(credited)

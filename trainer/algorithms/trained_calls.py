@@ -15,7 +15,7 @@ from agl.trainer.algorithms.source import Rows, Sample
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.faults import fault_counts, hopeless_groups
-from agl.trainer.run.results import mean_rewards
+from agl.trainer.run.results import costs, mean_rewards
 from agl.trainer.run.run import Run
 from agl.trainer.store.types import TrainedCall
 
@@ -137,6 +137,7 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
         "train/groups": len({r.rollout.group for r in sample.results}),
         "train/failed_rollouts": len(sample.results) - len(succeeded),
         **fault_counts(succeeded, "train"),
+        **costs(succeeded, "train"),
         "train/dropped_groups": worth.dropped_groups,
         "train/zero_variance_groups": worth.zero_variance_groups,
         "train/resampled_tasks": sample.resampled,

@@ -200,6 +200,8 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
         "tools": shown(list(report.tools)),
         "provider_calls": [shown(asdict(call)) for call in report.provider_calls[:MOST_SPANS]],
         "n_provider_calls": len(report.provider_calls),
+        "cost": report.cost,
+        "n_priced": report.n_priced,
         "spans": [
             shown(
                 {

@@ -138,6 +138,10 @@ def renderable(report: RolloutReport, calls: Container[int] | None = None) -> Gr
         what = "calls were" if len(report.provider_calls) > 1 else "call was"
         why = "answered by a model that is not a policy, so there are no token ids to train"
         lines.append(Text(f"{len(report.provider_calls)} {what} {why}", style="yellow"))
+        if report.cost is not None:
+            missing = len(report.provider_calls) - report.n_priced
+            rest = f"; the price of {missing} is not known" if missing else ""
+            lines.append(Text(f"cost      ${report.cost:.4f}{rest}"))
     if report.rows:
         table = Table(title="training rows", title_justify="left", box=None, pad_edge=False)
         for column in ("policy", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):
@@ -232,7 +236,8 @@ def _provider_call(call: ProviderCall) -> Panel:
     body = [_said(message) for message in (*call.messages, *([call.reply] if call.reply else ()))]
     if call.error:
         body.append(Text(printable(f"error     {call.error}"), style="red"))
-    title = Text(printable(f"agent {call.agent}  {call.model or 'another model'}"))
+    price = "" if call.cost is None else f"  ${call.cost:.4f}"
+    title = Text(printable(f"agent {call.agent}  {call.model or 'another model'}{price}"))
     return Panel(Group(*body), title=title, title_align="left", border_style="dim")
 
 

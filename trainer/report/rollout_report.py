@@ -21,6 +21,7 @@ from agl.mdp.types import Call, Reward
 from agl.messages import read
 from agl.messages.write import to_openai
 from agl.trainer.rendering.digests import digest
+from agl.trainer.report.prices import cost
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import Attempt, Rollout, TrainedCall
 
@@ -106,6 +107,7 @@ class ProviderCall:
         agent: that made it. model: that answered.
         messages: those that the same agent's call before did not have. reply: None of a call that failed.
         error: of the call, or why its messages cannot be read.
+        cost: in US dollars; None where the price is not known (`agl.trainer.report.prices`).
     """
 
     agent: str
@@ -113,6 +115,7 @@ class ProviderCall:
     messages: Sequence[Mapping[str, Any]]
     reply: Mapping[str, Any] | None
     error: str | None
+    cost: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,17 @@ class RolloutReport:
         """The rollout's id."""
         return self.rollout.rollout_id
 
+    @property
+    def cost(self) -> float | None:
+        """US dollars of the other models' calls whose price is known (`n_priced` of them); None if that is none."""
+        known = [call.cost for call in self.provider_calls if call.cost is not None]
+        return sum(known) if known else None
+
+    @property
+    def n_priced(self) -> int:
+        """How many of the other models' calls have a known price."""
+        return sum(call.cost is not None for call in self.provider_calls)
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {
@@ -173,6 +187,7 @@ class RolloutReport:
             "rows": [asdict(row) for row in self.rows],
             "tools": list(self.tools),
             "provider_calls": [asdict(call) for call in self.provider_calls],
+            "cost": self.cost,
             "policy_fault": None if self.fault is None else asdict(self.fault),
         }
 
@@ -259,7 +274,7 @@ def _provider_calls(chats: Sequence[Span]) -> list[ProviderCall]:
         known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         before[agent] = digests
         model = span.attributes.get(semconv.RESPONSE_MODEL) or span.attributes.get(semconv.REQUEST_MODEL)
-        provider_calls.append(ProviderCall(agent, model, sent[known:], reply, error))
+        provider_calls.append(ProviderCall(agent, model, sent[known:], reply, error, cost(span)))
     return provider_calls
 
 

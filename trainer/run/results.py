@@ -10,6 +10,7 @@ from typing import Any
 
 from agl.errors import AglError, DatasetError
 from agl.mdp.types import Reward
+from agl.trainer.report import prices
 from agl.trainer.report.statistics import reward_interval
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.runners.protocol import RolloutResult
@@ -67,13 +68,20 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
     return {f"{mode}/reward": total / len(rewarded), **means}
 
 
+def costs(results: Sequence[RolloutResult], mode: str) -> dict[str, float]:
+    """ "<mode>/cost_usd": what the calls of other models in these rollouts cost, judges' included, as far as their price
+    is known (`agl.trainer.report.prices`); nothing where that is none of them. Attempts that failed are not in it."""
+    total = prices.total(s for r in results if r.attempt_trajectory is not None for s in r.attempt_trajectory.elsewhere)
+    return {} if total is None else {f"{mode}/cost_usd": total}
+
+
 def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[str, float]:
     """What a validation, or another measurement, adds to the history.
 
     Returns:
         `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over two tasks or
         more (`statistics.reward_interval`);
-        "<mode>/failed_rollouts"; `fault_counts`.
+        "<mode>/failed_rollouts"; `fault_counts`; `costs`.
 
     Raises:
         AglError: all of them failed; the error is that of the first one.
@@ -87,7 +95,11 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
     if len(by_task) > 1:
         low, high = reward_interval([*by_task.values()])
         facts |= {f"{mode}/reward_low": low, f"{mode}/reward_high": high}
-    return facts | {f"{mode}/failed_rollouts": len(results) - len(succeeded), **fault_counts(succeeded, mode)}
+    return (
+        facts
+        | {f"{mode}/failed_rollouts": len(results) - len(succeeded), **fault_counts(succeeded, mode)}
+        | costs(succeeded, mode)
+    )
 
 
 def reward_label(reward: Reward) -> str:

@@ -10,6 +10,8 @@ export function num(value, digits = 3) {
   return String(Number(value.toFixed(digits)));
 }
 
+export const dollars = (value) => `$${value.toFixed(value < 1 ? 4 : 2)}`;
+
 // number_2 before number_10.
 export const byName = (a, b) => a.localeCompare(b, "en", { numeric: true });
 

@@ -2,7 +2,7 @@
 import { html, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
 import { Message } from "../lib/conversation.js";
-import { clock, duration, num, oneLine, signed } from "../lib/format.js";
+import { clock, dollars, duration, num, oneLine, signed } from "../lib/format.js";
 import { href, parse, setQuery } from "../lib/route.js";
 import { Spans } from "../lib/spans.js";
 import { ColorSwitch, FOLDED, Tokens } from "../lib/tokens.js";
@@ -58,7 +58,7 @@ function View({ store, path, first, query }) {
     <${Attempts} attempts=${attempts} shown=${first.attempt} />
     ${first.calls &&
     html`
-      ${first.n_provider_calls > 0 && html`<p class="note">${num(first.n_provider_calls)} calls were answered by a model that is not a policy, so there are no token ids to train.</p>`}
+      ${first.n_provider_calls > 0 && html`<p class="note">${num(first.n_provider_calls)} calls were answered by a model that is not a policy, so there are no token ids to train.${paid(first)}</p>`}
       <div class="bar-row">
         <${Switch} label="view" options=${VIEWS} value=${view} onChange=${(name) => setQuery({ view: name })} />
         ${view === "tokens" && html`<${ColorSwitch} query=${query} />`}
@@ -70,6 +70,13 @@ function View({ store, path, first, query }) {
       ${rest.next && view !== "spans" && html`<p><button type="button" onClick=${more}>Show more: ${num(calls.length)} of ${num(first.n_calls)} calls shown</button></p>`}
     `}
   `;
+}
+
+// What other models' calls cost, as far as it is known.
+function paid({ cost, n_priced, n_provider_calls }) {
+  if (cost === null) return "";
+  const missing = n_provider_calls - n_priced;
+  return missing ? ` They cost ${dollars(cost)}; the price of ${num(missing)} is not known.` : ` They cost ${dollars(cost)}.`;
 }
 
 // A call that was read in two parts is one call.

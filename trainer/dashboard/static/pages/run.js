@@ -1,7 +1,7 @@
 // One run: reward over its steps, every other metric, its settings. Follows a running job.
 import { html, useMemo, useRef, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
-import { ago, byName, clock, duration, num, oneLine, signed } from "../lib/format.js";
+import { ago, byName, clock, dollars, duration, num, oneLine, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { href, stepPath } from "../lib/route.js";
 import { Prompts } from "./prompts.js";
@@ -115,6 +115,10 @@ function View({ store, run, metrics }) {
       ${phases(values).length > 0 &&
       html`<${Fact} label="time goes to" title="of the steps' seconds; with max_staleness, sampling overlaps the others">
         ${phases(values).map(([name, share], i) => html`${i > 0 && html`<span class="dim"> · </span>`}${name} ${num(100 * share, 0)} %`)}
+      <//>`}
+      ${(values["train/cost_usd"] || values["val/cost_usd"]) &&
+      html`<${Fact} label="other models" title="price of their calls, judges' included, in rollouts that succeeded">
+        ${dollars(total(values["train/cost_usd"]) + total(values["val/cost_usd"]))}
       <//>`}
       <${Fact} label="took" title=${clock(run.created_at)}>${duration((run.ended_at || run.updated_at) - run.created_at)}<//>
       <${Fact} label="last write" title=${clock(run.updated_at)}>${ago(run.updated_at)}<//>
