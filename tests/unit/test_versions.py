@@ -47,6 +47,7 @@ def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
         "track",
         "vllm",
         "prompts",
+        "prices",
         "agentlightning",
         "massgen",
     }

@@ -34,8 +34,8 @@ from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
 from agl.trainer.report.alerts import Watch
-from agl.trainer.report.prompts import candidates
 from agl.trainer.report.rollout_report import describe
+from agl.trainer.run.candidates import candidates
 from agl.trainer.store.base import Runs, Store
 from agl.trainer.store.types import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, TrainingRun
 

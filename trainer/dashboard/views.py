@@ -15,9 +15,10 @@ import orjson
 
 from agl.mdp.spans import Span
 from agl.texts import printable
-from agl.trainer.report import alerts, prompts
+from agl.trainer.report import alerts
 from agl.trainer.report.rollout_report import CallReport, RolloutReport
 from agl.trainer.report.trace_tree import as_json, error_line
+from agl.trainer.run.candidates import Candidate, changes
 from agl.trainer.store.types import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
 
 TEXT, SHORT_TEXT = 20_000, 600
@@ -151,10 +152,10 @@ def sample_json(place: str, summary: RolloutSummary, report: RolloutReport) -> d
     )
 
 
-def changes_json(before: prompts.Candidate, after: prompts.Candidate) -> dict[str, Any]:
+def changes_json(before: Candidate, after: Candidate) -> dict[str, Any]:
     """What a candidate's texts changed against those of another, by component."""
     texts = {name: (before.texts.get(name, ""), text) for name, text in after.texts.items()}
-    changed = {name: prompts.changes(cut(old, TEXT), cut(new, TEXT)) for name, (old, new) in texts.items()}
+    changed = {name: changes(cut(old, TEXT), cut(new, TEXT)) for name, (old, new) in texts.items()}
     return {"candidate": after.number, "against": before.number, "changes": changed}
 
 

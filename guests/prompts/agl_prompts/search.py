@@ -22,8 +22,8 @@ from agl.agents.prompts import save_prompts
 from agl.agents.resources import Dataset, SystemPrompt, as_tasks, resource_to_json
 from agl.errors import AglError, ConfigError, DatasetError
 from agl.trainer.gateway.access import SamplingRules
-from agl.trainer.report.prompts import Evaluation, record
 from agl.trainer.report.statistics import reward_interval, sign_flip_test
+from agl.trainer.run.candidates import Evaluation, record
 from agl.trainer.run.results import mean_rewards, require_some, reward_label
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace

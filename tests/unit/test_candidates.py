@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agl.trainer.report import prompts
-from agl.trainer.report.prompts import changes
+from agl.trainer.run.candidates import MOST_WORD_PAIRS, changes
 
 TEXT = st.text(alphabet=st.sampled_from("ab \n.{}é"), max_size=40)
 
@@ -29,6 +28,6 @@ def test_words_change_as_a_whole() -> None:
 
 def test_long_texts_that_differ_much_are_shown_in_full() -> None:
     before, after = ("x " * 3_000, "y " * 3_000)
-    assert len(before.split()) * len(after.split()) > prompts.MOST_WORD_PAIRS
+    assert len(before.split()) * len(after.split()) > MOST_WORD_PAIRS
     assert changes(before, after) == [("removed", before), ("added", after)]
     assert changes(before, before) == [("same", before)]
