@@ -69,8 +69,8 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
 
 
 def costs(results: Sequence[RolloutResult], mode: str) -> dict[str, float]:
-    """What the calls of other models in these rollouts cost, judges' included, as "<mode>/cost_usd": as far as the price
-    is known (`agl.trainer.report.prices`), nothing where that is none of them. Failed attempts are not in it."""
+    """What the calls of other models in these rollouts cost, judges' included, as "<mode>/cost_usd": as far as prices
+    are known (`agl.trainer.report.prices`), nothing where that is none. Failed attempts are not in it."""
     total = prices.total(s for r in results if r.attempt_trajectory is not None for s in r.attempt_trajectory.elsewhere)
     return {} if total is None else {f"{mode}/cost_usd": total}
 
