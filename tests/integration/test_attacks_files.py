@@ -115,6 +115,7 @@ def test_a_store_that_was_emptied(stopped: Path, untrained_model: Path) -> None:
     assert contents(stopped / "checkpoints") == before
 
 
+@pytest.mark.night
 def test_a_store_whose_journal_was_deleted(untrained_model: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with programs(tmp_path) as started:

@@ -439,6 +439,7 @@ def test_a_reference_that_fills_memory_is_the_datasets_fault(database: Path) -> 
         SQLResult(database, answer="gold", max_mb=1)({"gold": f"{NUMBERS} SELECT zeroblob(100000) FROM r"}, "SELECT 1")
 
 
+@pytest.mark.night
 def test_a_query_on_postgresql_fills_no_memory(postgres: Server, children: list[float]) -> None:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     url = postgres.new_database().replace("postgresql:", "postgresql+psycopg:")

@@ -151,6 +151,14 @@ def test_a_program_that_signals_its_parents_fails_alone(signum: signal.Signals) 
     assert GRADER(TASK, GOOD) == 1.0
 
 
+def test_what_the_trainer_ignores_still_ends_a_program() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        test_every_signal_that_ends_a_program_is_its_own_failure(1)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [1, 19, 34, 40, 64])
 def test_every_signal_that_ends_a_program_is_its_own_failure(number: int) -> None:
     """Real-time signals have no name in Python, which must not become an error of the grader."""

@@ -194,6 +194,7 @@ def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
     assert "the task file is empty" in fails(*("empty.jsonl" if a == "val.jsonl" else a for a in _EVAL))
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_which_goes_on(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)

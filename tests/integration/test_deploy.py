@@ -124,6 +124,7 @@ def test_the_server_and_the_runner_start(untrained_model: Path, tmp_path: Path) 
     assert "resume its run" in at.text("server.log")
 
 
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_the_ray_cluster_starts(one_ray: None, tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_who_is_told_says_so_and_who_says_nothing_earns_nothing(tmp_path: Path) 
     assert success(says(""), silent, tmp_path / "null") == [0.0]
 
 
+@pytest.mark.night
 def test_the_beginner_mostly_errs(tmp_path: Path) -> None:
     on, off, shuffled = success(beginner, SHOPS.train.questions(), tmp_path, program.told(SHOPS.train))
     assert 0.25 < on < 0.55

@@ -294,6 +294,7 @@ def test_ctrl_c_leaves_no_half_file(tmp_path: Path) -> None:
     assert not [p.name for p in tmp_path.iterdir() if p.name != "run.db" and not p.name.startswith("run.db-")]
 
 
+@pytest.mark.night
 def test_memory_does_not_grow_with_the_store(tmp_path: Path) -> None:
     """Neither with the rollouts, of which there are several pages, nor with their spans."""
 

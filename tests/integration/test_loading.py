@@ -46,6 +46,7 @@ async def load(model: str) -> list[str]:
     return texts
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_a_slow_download_takes_longer_than_the_limit(hub: hubs.Hub, tmp_path: Path) -> None:
     model = make_untrained(tmp_path / "model", hidden_size=192)

@@ -85,6 +85,7 @@ def tasks(directory: Path, *what: str) -> list[Any]:
     return [{"directory": str(directory), "what": one, "i": i} for i, one in enumerate(what)]
 
 
+@pytest.mark.night
 def test_a_killed_actor_and_a_stuck_agent(two_nodes: Any, tmp_path: Path) -> None:
     given = tasks(tmp_path / "notes", "kill", "stick")
     done = fit(meets_the_other, given, tmp_path / "run", runners=ONE_EACH, timeout=6.0)
@@ -157,6 +158,7 @@ def marked(marker: str) -> list[int]:
     return found
 
 
+@pytest.mark.night
 def test_a_ray_of_our_own_is_shut_down_at_the_end_and_on_ctrl_c(tmp_path: Path) -> None:
     file = tmp_path / "program.py"
     file.write_text(textwrap.dedent(SCRIPT.format(tests=str(SUPPORT))))

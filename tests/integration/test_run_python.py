@@ -73,8 +73,12 @@ BY_OPENTELEMETRY = ("bare_openai", "langchain_agent")
 """What opentelemetry-instrument runs in .ci/run, too: it finds our instrumentors as `agl run` does."""
 
 
+BY_AGL_RUN = ("bare_openai", "bare_anthropic", "langgraph_agent")
+"""What `agl run` runs in .ci/run; test_traces_programs.py does that with all of them, and trains on what it recorded."""
+
+
 def _marks(name: str, how: str) -> list[pytest.MarkDecorator]:
-    night = how == "opentelemetry-instrument" and name not in BY_OPENTELEMETRY
+    night = name not in (BY_OPENTELEMETRY if how == "opentelemetry-instrument" else BY_AGL_RUN)
     return [pytest.mark.slow] * (name != "bare_openai") + [pytest.mark.night] * night
 
 

@@ -133,12 +133,14 @@ def test_an_adapter_by_patching_passes_it_too(with_adapter: Environment, tmp_pat
     assert " passed" in with_adapter.run("-m", "pytest", "-q", suite, PYTHONPATH=str(tmp_path)).stdout
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_a_program_that_imports_it_is_traced_without_code(with_adapter: Environment) -> None:
     code = "import agl.instrument.auto as auto; auto.begin(); import tinyagents; print(len(tinyagents._listeners))"
     assert with_adapter.run("-c", code).stdout == "1\n"
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_its_own_tests_pass_with_our_trainer(with_adapter: Environment) -> None:
     # With the scripted policy of our own tests.

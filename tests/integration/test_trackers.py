@@ -45,6 +45,7 @@ def trackio_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.night
 @pytest.mark.slow
 def test_trackers_have_the_history_of_a_run_that_was_killed_and_resumed(
     untrained_model: Path, tmp_path: Path, trackers: str, trackio_folder: Path

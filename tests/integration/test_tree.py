@@ -37,6 +37,7 @@ def run(tree: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.night
 def test_what_is_broken_in_the_tree_fails_its_tests(tree: Path) -> None:
     whole = run(tree)
     assert whole.returncode == 0, whole.stdout

@@ -97,6 +97,7 @@ def test_the_settings_import_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.night
 def test_verl_takes_the_platform_as_its_own() -> None:
     """Whichever is imported first, and `init_process_group` as verl calls it."""
     pytest.importorskip("verl")

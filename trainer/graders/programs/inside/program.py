@@ -174,7 +174,10 @@ def run(requests: int, answers: int, errors: int, job: dict[str, Any]) -> None:
     Args:
         requests, answers, errors: descriptors of the pipes; `errors` takes the error that ends it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # A trainer under nohup ignores SIGHUP, and so would this; the two are ignored by Python itself.
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if number == signal.SIGINT or signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     for stream, mode in ((0, "r"), (1, "w"), (2, "w")):
         opened = os.fdopen(stream, mode, encoding="utf-8", errors="replace")
         setattr(sys, ("stdin", "stdout", "stderr")[stream], opened)
