@@ -74,7 +74,7 @@ BY_OPENTELEMETRY = ("bare_openai", "langchain_agent")
 
 
 BY_AGL_RUN = ("bare_openai", "bare_anthropic", "langgraph_agent")
-"""What `agl run` runs in .ci/run; test_traces_programs.py does that with all of them, and trains on what it recorded."""
+"""What `agl run` runs in .ci/run; test_traces_programs.py does that with all, and trains on what it recorded."""
 
 
 def _marks(name: str, how: str) -> list[pytest.MarkDecorator]:

@@ -24,8 +24,7 @@ def cost(span: Span) -> float | None:
         return None
     url, provider = a.get(semconv.URL), a.get(semconv.PROVIDER_NAME)
     day = datetime.fromtimestamp(span.start, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    price = _price(str(model), str(url or ""), str(provider or ""), day, *tokens)
-    return price
+    return _price(str(model), str(url or ""), str(provider or ""), day, *tokens)
 
 
 def total(spans: Iterable[Span]) -> float | None:
@@ -40,9 +39,12 @@ def _price(model: str, url: str, provider: str, day: datetime, n_input: int, n_o
         from genai_prices import Usage, calc_price
     except ImportError:
         return None
-    where = {"provider_api_url": url} if url else {"provider_id": provider or None}
     usage = Usage(input_tokens=n_input, output_tokens=n_output)
     try:
-        return float(calc_price(usage, model, genai_request_timestamp=day, **where).total_price)
+        if url:
+            found = calc_price(usage, model, provider_api_url=url, genai_request_timestamp=day)
+        else:
+            found = calc_price(usage, model, provider_id=provider or None, genai_request_timestamp=day)
+        return float(found.total_price)
     except LookupError:
         return None

@@ -87,9 +87,14 @@ def changes(before: str, after: str) -> list[Change]:
         return [("same", before)] if before == after else [("removed", before), ("added", after)]
     found: list[Change] = []
     for kind, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        parts: list[Change] = [("same", "".join(old[a:b]))] if kind == "equal" else []
-        parts = parts or [("removed", "".join(old[a:b])), ("added", "".join(new[c:d]))]
-        found += [(name, text) for name, text in parts if text]
+        removed, added = "".join(old[a:b]), "".join(new[c:d])
+        if kind == "equal":
+            found.append(("same", removed))
+            continue
+        if removed:
+            found.append(("removed", removed))
+        if added:
+            found.append(("added", added))
     return found
 
 
