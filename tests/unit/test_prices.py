@@ -45,6 +45,8 @@ def test_a_call_costs_what_its_provider_asks(model: str, provider: str, per_mill
         chat("policy", 10, 10),
         chat("gpt-4o", None, 10),
         chat("gpt-4o", 10, -1),
+        # A policy's, in whose place an agent asks for another model.
+        chat("gpt-4o", 10, 10, **{semconv.URL: "https://api.openai.com/v1", semconv.ROUTED: True}),
         # A server of one's own, whatever it calls its model.
         chat("gpt-4o", 10, 10, **{semconv.URL: "http://127.0.0.1:8000/v1", semconv.PROVIDER_NAME: "openai"}),
     ],
@@ -85,9 +87,15 @@ def test_a_run_its_report_and_its_judge(tmp_path: Path) -> None:
                 return float(ask() == output)
 
         trainer = agl.Trainer(agl.Baseline(repeats=2), directory=tmp_path, progress=False)
-        result = trainer.fit(agl.wrap(solver, reward=judged), ["a", "b"])
+        agent = agl.wrap(solver, reward=judged)
+        result = trainer.fit(agent, ["a", "b"])
+        assert len(provider.seen) == 4 * 3
+        evaluation = agl.evaluate(agent, ["a", "b"], directory=tmp_path / "evaluation", progress=False)
     per_call = (7 * 2.50 + 3 * 10.00) / 1e6
-    assert len(provider.seen) == 4 * 3
+    [policy] = evaluation.policies.values()
+    assert policy.means["cost_usd"] == pytest.approx(3 * per_call)
+    shown = evaluation.save(tmp_path / "evaluation.md").read_text()
+    assert f"| US dollars per rollout | {3 * per_call:.3g} |" in shown
     assert result.history[-1]["train/cost_usd"] == pytest.approx(4 * 3 * per_call)
 
     async def reports(store: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from agl.errors import DatasetError
 from agl.mdp.faults import Fault
 from agl.mdp.spans import Span
 from agl.tracing.inferred import completed, totals
-from agl.trainer.report import statistics
+from agl.trainer.report import prices, statistics
 from agl.trainer.report.trace_tree import error_line, line
 from agl.trainer.run.results import reward_label
 from agl.trainer.store.base import Store
@@ -49,7 +49,8 @@ class EvaluatedRollout:
         rollout_id: in the evaluation's store. task: the task's index in the dataset.
         reward: its total reward; None if it failed. success: whether that is a success; None if it failed.
         error: why it failed. rewards: by name, an agent's own under the agent's name.
-        numbers: "calls" (of any model), "tokens" (sampled), "tools", "seconds".
+        numbers: "calls" (of any model), "tokens" (sampled), "tools", "seconds"; "cost_usd" of other models' calls,
+            judges' included, where a price is known (`agl.trainer.report.prices`).
         agents: name -> "calls", "tokens", and "reward" if the agent earned one itself.
         transcript: its calls, tools and rewards as text; cut after `TRANSCRIPT` characters.
     """
@@ -77,7 +78,7 @@ class PolicyReport:
         reward: mean total reward. rewards: each by name; 0 where a rollout did not earn it.
         pass_at, pass_hat: k -> bounds of pass@k and pass^k, equal where no rollout failed.
         failures: cause -> rollouts, the most frequent first.
-        means: per rollout that ended: "calls", "tokens", "tools", "seconds".
+        means: per rollout that ended: "calls", "tokens", "tools", "seconds", and "cost_usd" if any of them has it.
         agents: name -> the means of its "calls", "tokens" and "reward" per rollout.
     """
 
@@ -172,7 +173,7 @@ def _evaluated(summary: RolloutSummary, spans: Sequence[Span], is_success: IsSuc
             numbers = agents[span.agent or "?"]
             numbers["calls"] += 1
             numbers["tokens"] += totals([span])["output_tokens"] or 0
-    of_attempt = totals(spans)
+    of_attempt, cost = totals(spans), prices.total(span for span in spans if span.operation == semconv.CHAT)
     root = next((s for s in spans if s.parent_id is None), None)
     return EvaluatedRollout(
         rollout.rollout_id,
@@ -186,6 +187,7 @@ def _evaluated(summary: RolloutSummary, spans: Sequence[Span], is_success: IsSuc
             "tokens": of_attempt["output_tokens"] or 0,
             "tools": of_attempt["tools"],
             "seconds": root.end - root.start if root is not None else 0.0,
+            **({} if cost is None else {"cost_usd": cost}),
         },
         dict(agents),
         _transcript(spans),
@@ -235,6 +237,13 @@ def policy_report(name: str, query: RolloutQuery, rollouts: Sequence[EvaluatedRo
     ks = [k for k in (2**i for i in range(64)) if k <= samples] if samples else []
     names = sorted({label for r in everyone for label in r.rewards})
     agents = sorted({agent for r in everyone for agent in r.agents})
+    measured = [
+        "calls",
+        "tokens",
+        "tools",
+        "seconds",
+        *(["cost_usd"] if any("cost_usd" in r.numbers for r in everyone) else []),
+    ]
     return PolicyReport(
         name,
         query.run_id,
@@ -249,7 +258,7 @@ def policy_report(name: str, query: RolloutQuery, rollouts: Sequence[EvaluatedRo
         {k: bounds(statistics.pass_at_k, k) for k in ks},
         {k: bounds(statistics.pass_hat_k, k) for k in ks},
         dict(causes.most_common()),
-        {name: mean_of(r.numbers[name] for r in everyone) or 0.0 for name in ("calls", "tokens", "tools", "seconds")},
+        {name: mean_of(r.numbers.get(name, 0.0) for r in everyone) or 0.0 for name in measured},
         {
             agent: {
                 key: mean_of(r.agents.get(agent, {}).get(key, 0.0) for r in everyone) or 0.0

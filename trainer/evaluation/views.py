@@ -60,6 +60,10 @@ def grid(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
             rows.append(row(f"  {_cut(cause, 80)}", lambda p, c=cause: str(p.failures.get(c, 0))))
     for key, name in (("calls", "calls"), ("tokens", "sampled tokens"), ("tools", "tools"), ("seconds", "seconds")):
         rows.append(row(f"{name} per rollout", lambda p, key=key: _number(p.means[key])))
+    if any("cost_usd" in p.means for p in policies):
+        rows.append(
+            row("US dollars per rollout", lambda p: _number(p.means["cost_usd"]) if "cost_usd" in p.means else "")
+        )
     for agent in agents:
         rows.append(row(f"  {agent}", lambda p, a=agent: _agent(p.agents.get(a, {}))))
     for key in ("model", "fingerprint", "temperature", "max_response_tokens", "seed", "agl"):

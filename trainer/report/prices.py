@@ -12,12 +12,15 @@ from agl.mdp.spans import Span
 
 def cost(span: Span) -> float | None:
     """US dollars of a `chat` span's call, at the price of its day; None where the package is not installed, knows no
-    price, or the span has no numbers of tokens. Input that the provider had cached counts in full.
+    price, or the span has no numbers of tokens or is of a policy's call. Input that the provider had cached counts in
+    full.
 
     Where the span has the client's URL, a model is looked up among those of that provider alone: a server of one's own
     may call a model by any name.
     """
     a = span.attributes
+    if a.get(semconv.ROUTED):
+        return None
     tokens = a.get(semconv.INPUT_TOKENS), a.get(semconv.OUTPUT_TOKENS)
     model = a.get(semconv.RESPONSE_MODEL) or a.get(semconv.REQUEST_MODEL)
     if model is None or not all(isinstance(n, int) and n >= 0 for n in tokens):
