@@ -31,3 +31,17 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
     assert [(page.parent.name, text) for page in pages for text in RUN_IN.findall(page.read_text())] == []
     for name in ("GRPO", "Trainer", "EarlyStopping"):
         assert f'id="agl.{name}"' in (tmp_path / "site/api/training/index.html").read_text()
+    # For assistants: every page, in the order of the navigation, as it is in docs/ but for links to other files.
+    index = (tmp_path / "site/llms.txt").read_text()
+    listed = re.findall(
+        r"^- \[.+\]\((?P<path>[^)]+)\)(?:: \S.*[.?:])?$", (tmp_path / "site/llms.txt").read_text(), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(
+        path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
+    )
+    assert listed[:2] == ["index.md", "quickstart.md"]
+    assert ": A LangChain agent with a calculator learns to use it, on two CPU cores.\n" in index
+    assert (tmp_path / "site/concepts.md").read_text().splitlines()[0] == "# Concepts"
+    whole = (tmp_path / "site/llms-full.txt").read_text()
+    assert "agl.wrap(my_agent, reward=score)" in whole
+    assert "# Decisions" not in whole

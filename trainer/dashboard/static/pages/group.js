@@ -63,7 +63,8 @@ function Column({ store, member, report, against, reference }) {
   const isReference = member === reference;
   const said = report?.calls ? lines(report) : [];
   const other = against?.calls && !isReference ? lines(against) : null;
-  let differs = false;
+  const first = other ? said.findIndex((line, i) => firstDifference(line, other[i]) >= 0) : -1;
+  const jump = (event) => event.currentTarget.closest("article").querySelector("mark").scrollIntoView({ block: "center" });
   return html`<article class="column ${isReference ? "reference" : ""}">
     <header>
       <div class="row"><${Advantage} value=${member.advantage} dropped=${member.dropped} /><span class="dim">reward <${Reward} value=${member.reward} /></span></div>
@@ -72,6 +73,7 @@ function Column({ store, member, report, against, reference }) {
         ${isReference
           ? html`<span class="dim">the reference</span>`
           : html`<button type="button" class="quiet" onClick=${() => setQuery({ with: member.rollout_id })}>Use as reference</button>`}
+        ${first >= 0 && html`<button type="button" class="quiet" onClick=${jump}>First difference</button>`}
       </div>
       ${member.error && html`<p class="bad small">${member.error}</p>`}
       <div class="dim small">${num(member.calls)} calls · ${num(member.trained_tokens)} of ${num(member.tokens)} tokens trained${member.forks ? ` · ${member.forks} forked` : ""}</div>
@@ -79,15 +81,14 @@ function Column({ store, member, report, against, reference }) {
     ${!report && html`<p class="dim">Loading …</p>`}
     ${report?.pruned && html`<p class="dim">Its texts were pruned from the store.</p>`}
     ${said.map((line, i) => {
-      const at = other && !differs ? firstDifference(line, other[i]) : -1;
-      const before = other && !differs && at < 0;
-      if (at >= 0) differs = true;
+      const at = i === first ? firstDifference(line, other[i]) : -1;
+      const before = other && (first < 0 || i < first);
       return html`<div class="line ${line.sampled ? "sampled" : ""} ${before ? "same" : ""}">
         <div class="role">${line.role}</div>
         <p>${at >= 0 ? html`<span class="same">${line.text.slice(0, at)}</span><mark title="the first difference">${word(line.text, at)}</mark>${line.text.slice(at + word(line.text, at).length)}` : line.text}</p>
       </div>`;
     })}
-    ${report?.calls && other && !differs && html`<p class="dim">same text as the reference</p>`}
+    ${report?.calls && other && first < 0 && html`<p class="dim">same text as the reference</p>`}
     ${report?.next && html`<p class="dim">… the rest is on the rollout's page</p>`}
   </article>`;
 }
