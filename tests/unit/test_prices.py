@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def test_a_call_costs_what_its_provider_asks(model: str, provider: str, per_mill
         chat("policy", 10, 10),
         chat("gpt-4o", None, 10),
         chat("gpt-4o", 10, -1),
+        chat("gpt-4o" * 100_000, 10, 10),
+        replace(chat("gpt-4o", 10, 10), start=1e300),
         # A policy's, in whose place an agent asks for another model.
         chat("gpt-4o", 10, 10, **{semconv.URL: "https://api.openai.com/v1", semconv.ROUTED: True}),
         # A server of one's own, whatever it calls its model.
@@ -59,7 +62,11 @@ def test_what_has_no_known_price_costs_nothing_known(span: Span) -> None:
 
 def test_without_the_package_no_price_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    assert prices.cost(chat("gpt-4o-mini", 123_457, 1)) is None
+    prices._calculator.cache_clear()
+    try:
+        assert prices.cost(chat("gpt-4o-mini", 10, 1)) is None
+    finally:
+        prices._calculator.cache_clear()
 
 
 def test_a_run_its_report_and_its_judge(tmp_path: Path) -> None:

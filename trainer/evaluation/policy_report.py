@@ -237,13 +237,8 @@ def policy_report(name: str, query: RolloutQuery, rollouts: Sequence[EvaluatedRo
     ks = [k for k in (2**i for i in range(64)) if k <= samples] if samples else []
     names = sorted({label for r in everyone for label in r.rewards})
     agents = sorted({agent for r in everyone for agent in r.agents})
-    measured = [
-        "calls",
-        "tokens",
-        "tools",
-        "seconds",
-        *(["cost_usd"] if any("cost_usd" in r.numbers for r in everyone) else []),
-    ]
+    measured = ["calls", "tokens", "tools", "seconds"]
+    measured += ["cost_usd"] if any("cost_usd" in r.numbers for r in everyone) else []
     return PolicyReport(
         name,
         query.run_id,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
+from typing import Any
 
 from agl import semconv
 from agl.mdp.spans import Span
 
+LONGEST_NAME = 200
+"""Of a model, in characters: what is longer is no name that a price list has."""
+
 
 def cost(span: Span) -> float | None:
-    """US dollars of a `chat` span's call, at the price of its day; None where the package is not installed, knows no
+    """US dollars of a `chat` span's call, at the price of its time; None where the package is not installed, knows no
     price, or the span has no numbers of tokens or is of a policy's call. Input that the provider had cached counts in
     full.
 
@@ -19,15 +23,18 @@ def cost(span: Span) -> float | None:
     may call a model by any name.
     """
     a = span.attributes
-    if a.get(semconv.ROUTED):
-        return None
-    tokens = a.get(semconv.INPUT_TOKENS), a.get(semconv.OUTPUT_TOKENS)
-    model = a.get(semconv.RESPONSE_MODEL) or a.get(semconv.REQUEST_MODEL)
-    if model is None or not all(isinstance(n, int) and n >= 0 for n in tokens):
+    calculate, tokens = _calculator(), (a.get(semconv.INPUT_TOKENS), a.get(semconv.OUTPUT_TOKENS))
+    model = str(a.get(semconv.RESPONSE_MODEL) or a.get(semconv.REQUEST_MODEL) or "")
+    known = model and all(isinstance(n, int) and n >= 0 for n in tokens)
+    if calculate is None or not known or len(model) > LONGEST_NAME or a.get(semconv.ROUTED):
         return None
     url, provider = a.get(semconv.URL), a.get(semconv.PROVIDER_NAME)
-    day = datetime.fromtimestamp(span.start, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return _price(str(model), str(url or ""), str(provider or ""), day, *tokens)
+    where = {"provider_api_url": str(url)} if url else {"provider_id": str(provider) if provider else None}
+    try:
+        return calculate(model, *tokens, datetime.fromtimestamp(span.start, UTC), **where)
+    except (LookupError, ValueError, OverflowError, OSError):
+        # No such model or provider, or no such day.
+        return None
 
 
 def total(spans: Iterable[Span]) -> float | None:
@@ -36,18 +43,16 @@ def total(spans: Iterable[Span]) -> float | None:
     return sum(known) if known else None
 
 
-@functools.lru_cache(maxsize=4096)
-def _price(model: str, url: str, provider: str, day: datetime, n_input: int, n_output: int) -> float | None:
+@functools.cache
+def _calculator() -> Callable[..., float] | None:
+    """(model, input tokens, output tokens, time, provider) -> dollars; None where the package is not installed."""
     try:
         from genai_prices import Usage, calc_price
     except ImportError:
         return None
-    usage = Usage(input_tokens=n_input, output_tokens=n_output)
-    try:
-        if url:
-            found = calc_price(usage, model, provider_api_url=url, genai_request_timestamp=day)
-        else:
-            found = calc_price(usage, model, provider_id=provider or None, genai_request_timestamp=day)
-        return float(found.total_price)
-    except LookupError:
-        return None
+
+    def calculate(model: str, n_input: int, n_output: int, at: datetime, **where: Any) -> float:
+        usage = Usage(input_tokens=n_input, output_tokens=n_output)
+        return float(calc_price(usage, model, genai_request_timestamp=at, **where).total_price)
+
+    return calculate
