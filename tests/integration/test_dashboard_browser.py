@@ -131,7 +131,7 @@ def test_the_prompts_of_a_search(chromium: Any, tmp_path: Path) -> None:
         assert page.locator("tr.here b").inner_text() == "result"
         assert re.fullmatch(r"Also be \w+\.", prompt.locator("ins").inner_text().strip())
         page.get_by_role("button", name="start", exact=True).click()
-        page.wait_for_function("() => document.querySelector('.prompt ins').textContent.split('Also').length > 2")
+        page.wait_for_function("() => document.querySelector('.prompt ins')?.textContent.split('Also').length > 2")
         assert prompt.locator("pre").inner_text() == result.prompts["prompt"]
         page.get_by_role("button", name=f"{best['parent']}", exact=True).click()
         page.get_by_text(f"candidate {best['parent']}", exact=True).wait_for()
@@ -176,6 +176,9 @@ def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:
         picture(page, "step")
         page.locator(".strip .about a").first.click()
         page.locator(".column mark").first.wait_for()
+        page.get_by_role("button", name="First difference").first.click()
+        place = page.locator(".column mark").first.bounding_box()
+        assert 0 <= place["y"] < place["y"] + place["height"] <= LAPTOP["height"]
         picture(page, "group")
         page.locator(".column header a").first.click()
         page.locator(".tok").first.wait_for()

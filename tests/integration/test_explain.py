@@ -270,6 +270,7 @@ def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -
         "rows",
         "tools",
         "provider_calls",
+        "cost",
         "policy_fault",
     ]
     call = facts["calls"][0]

@@ -50,7 +50,11 @@ export function Prompts({ store, run }) {
 }
 
 function Texts({ path }) {
-  const state = useData(path);
+  const read = useData(path);
+  // The text before stays until the next one is there.
+  const kept = useRef(null);
+  kept.current = read.data || kept.current;
+  const state = { ...read, data: kept.current };
   return html`<${Loaded} state=${state}>${(data) =>
     Object.entries(data.changes || {}).map(
       ([name, parts]) => html`<figure class="prompt">
