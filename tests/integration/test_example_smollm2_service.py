@@ -210,6 +210,7 @@ def long_model(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
+@pytest.mark.night
 def test_the_policy_answers_for_the_assistant_alone(long_model: Path, tmp_path: Path) -> None:
     [task] = tasks = tau2.tasks("retail", "test")[:1]
     with serve(scripts.oracle(tasks)) as assistant, serve(scripts.customer(tasks)) as customer:

@@ -150,7 +150,7 @@ def test_what_is_no_gguf_file_that_can_be_converted_is_refused(
     assert [*(cache / "models").iterdir()] == []
 
 
-@pytest.mark.parametrize("template", ["hermes", "llama3"])
+@pytest.mark.parametrize("template", ["hermes", pytest.param("llama3", marks=pytest.mark.night)])
 def test_a_template_is_given_and_kept_and_its_tokens_are_added(
     template: str, untrained_model: Path, tmp_path: Path
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_template_is_given_and_kept_and_its_tokens_are_added(
     assert load_tokenizer(str(tmp_path / "saved")).chat_template == policy.tokenizer.chat_template
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.night), True])
 def test_tokens_for_which_the_embedding_has_no_rows_are_trained_and_saved(
     tied: bool, untrained_model: Path, tmp_path: Path
 ) -> None:

@@ -255,7 +255,7 @@ def test_a_script_needs_no_import_guard(tmp_path: Path) -> None:
     assert len(re.findall(r"^worker \d+$", output, re.M)) == 2
 
 
-@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("how", [pytest.param("SIGINT", marks=pytest.mark.night), "SIGKILL"])
 def test_nothing_outlives_the_program(how: str, tmp_path: Path) -> None:
     program = script(tmp_path, 1000.0)
     assert program.stdout is not None

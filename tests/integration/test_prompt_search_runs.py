@@ -272,7 +272,7 @@ def test_tasks_and_prompts_are_no_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gepa", "apo"])
+@pytest.mark.parametrize("name", ["gepa", pytest.param("apo", marks=pytest.mark.night)])
 def test_kill_9_and_resume_repeats_nothing(tmp_path: Path, name: str) -> None:
     """The search is killed while the second reflection is asked; resumed, it asks and runs only what is missing."""
     program = [sys.executable, str(SUPPORT / "programs" / "prompt_search.py"), name]
