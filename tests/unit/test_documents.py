@@ -192,7 +192,7 @@ def check_python(arguments: list[str], page: Path, config: pytest.Config) -> Non
             )
             check_options(arguments[2:], files)
         else:
-            assert arguments[1] in ("agl.compat", "venv", "examples.NAME"), arguments
+            assert arguments[1] in ("agl.compat", "venv", "mkdocs", "examples.NAME"), arguments
         return
     file = next((f for f in (ROOT / arguments[0], page.parent / arguments[0]) if f.is_file()), None)
     if file is None:
