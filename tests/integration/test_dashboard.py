@@ -61,6 +61,10 @@ def test_a_run_is_its_history(page: Dashboard, run: agl.Result) -> None:
     assert later["values"]["train/reward"] == [metrics["values"]["train/reward"][-1]]
 
 
+def test_a_run_that_is_no_search_has_no_candidates(page: Dashboard, run: agl.Result) -> None:
+    assert page.json(f"0/runs/{run.run_id}/prompts?candidate=0") == {"candidates": []}
+
+
 def test_a_step_is_read_in_pages(page: Dashboard, run: agl.Result) -> None:
     path = f"0/runs/{run.run_id}/steps/train/1"
     whole = page.json(path)
@@ -420,6 +424,8 @@ def test_candidates_of_a_search_and_what_changed(tmp_path: Path, algorithm: Any)
             parts = shown.json(f"{path}?candidate={number}&against={parent}")["changes"]["prompt"]
             assert "".join(text for kind, text in parts if kind != "removed") == texts[number]
             assert "".join(text for kind, text in parts if kind == "added").split()[:2] == ["Also", "be"]
+        for wrong in (f"candidate={len(found)}", "candidate=-1", "candidate=x", f"candidate=0&against={len(found)}"):
+            assert shown.get(f"api/{path}?{wrong}").status_code == 400, wrong
         [best] = [candidate["number"] for candidate in found if candidate["chosen"]]
         assert texts[best] == result.prompts["prompt"]
         for evaluation in (e for candidate in found for e in candidate["evaluations"]):

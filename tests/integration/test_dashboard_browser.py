@@ -176,9 +176,14 @@ def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:
         picture(page, "step")
         page.locator(".strip .about a").first.click()
         page.locator(".column mark").first.wait_for()
-        page.get_by_role("button", name="First difference").first.click()
-        place = page.locator(".column mark").first.bounding_box()
-        assert 0 <= place["y"] < place["y"] + place["height"] <= LAPTOP["height"]
+        page.set_viewport_size({"width": LAPTOP["width"], "height": 240})
+        button, mark = page.get_by_role("button", name="First difference").first, page.locator(".column mark").first
+        button.scroll_into_view_if_needed()
+        assert mark.bounding_box()["y"] > 240
+        button.click()
+        place = mark.bounding_box()
+        assert 0 <= place["y"] < place["y"] + place["height"] <= 240
+        page.set_viewport_size(LAPTOP)
         picture(page, "group")
         page.locator(".column header a").first.click()
         page.locator(".tok").first.wait_for()

@@ -33,9 +33,7 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
         assert f'id="agl.{name}"' in (tmp_path / "site/api/training/index.html").read_text()
     # For assistants: every page, in the order of the navigation, as it is in docs/ but for links to other files.
     index = (tmp_path / "site/llms.txt").read_text()
-    listed = re.findall(
-        r"^- \[.+\]\((?P<path>[^)]+)\)(?:: \S.*[.?:])?$", (tmp_path / "site/llms.txt").read_text(), re.MULTILINE
-    )
+    listed = re.findall(r"^- \[.+\]\((?P<path>[^)]+)\)(?:: \S.*[.?:])?$", index, re.MULTILINE)
     assert sorted(listed) == sorted(
         path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")
     )

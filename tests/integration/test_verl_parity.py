@@ -24,7 +24,8 @@ from tiny_learner import learner as learner_of
 from agl.credit import Uniform
 from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Reward, Trajectory, Transition
-from agl.trainer.local.learner.learner import Learner, _minibatches
+from agl.trainer.local.learner.learner import Learner
+from agl.trainer.local.learner.minibatches import minibatches
 from agl.trainer.local.learner.targets import LossRow
 from agl.trainer.objectives import Estimator
 from agl.trainer.objectives.advantages import compute_advantages
@@ -294,7 +295,7 @@ def test_every_step_of_several_mini_batches() -> None:
         lambda *_: seen.append({n: p.grad.clone() for n, p in subject._model.named_parameters() if p.grad is not None})
     )
     metrics = subject.update(rows, lr_scale=0.0)
-    parts = list(_minibatches([LossRow(r, r.logprobs) for r in rows], 3, np.random.default_rng([0, 0]), ()))
+    parts = list(minibatches([LossRow(r, r.logprobs) for r in rows], 3, np.random.default_rng([0, 0]), ()))
     each = [theirs(policy(), [row.sequence for row in part]) for part in parts]
     assert len(seen) == len(each) == 3
     for gradient, other in zip(seen, each, strict=True):

@@ -60,6 +60,21 @@ def test_what_has_no_known_price_costs_nothing_known(span: Span) -> None:
     assert prices.total([span, chat("gpt-4o-mini", 1_000_000, 0)]) == pytest.approx(0.15)
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "$0.00"),
+        (4.75e-5, "$0.000048"),
+        (0.0031, "$0.0031"),
+        (0.5, "$0.50"),
+        (0.999, "$1.00"),
+        (1234.5, "$1,234.50"),
+    ],
+)
+def test_no_cost_is_shown_as_nothing(value: float, text: str) -> None:
+    assert prices.dollars(value) == text
+
+
 def test_without_the_package_no_price_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "genai_prices", None)
     prices._calculator.cache_clear()
@@ -102,7 +117,7 @@ def test_a_run_its_report_and_its_judge(tmp_path: Path) -> None:
     [policy] = evaluation.policies.values()
     assert policy.means["cost_usd"] == pytest.approx(3 * per_call)
     shown = evaluation.save(tmp_path / "evaluation.md").read_text()
-    assert f"| US dollars per rollout | {3 * per_call:.3g} |" in shown
+    assert "| cost per rollout | $0.00014 |" in shown
     assert result.history[-1]["train/cost_usd"] == pytest.approx(4 * 3 * per_call)
 
     async def reports(store: Any) -> list[Any]:

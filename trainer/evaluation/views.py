@@ -11,6 +11,7 @@ from rich.table import Table
 
 from agl.trainer.report import terminal
 from agl.trainer.report.markup import document, styled, table, text
+from agl.trainer.report.prices import dollars
 
 if TYPE_CHECKING:
     from agl.trainer.evaluation.evaluation import Comparison, Evaluation, Flip
@@ -61,9 +62,8 @@ def grid(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
     for key, name in (("calls", "calls"), ("tokens", "sampled tokens"), ("tools", "tools"), ("seconds", "seconds")):
         rows.append(row(f"{name} per rollout", lambda p, key=key: _number(p.means[key])))
     if any("cost_usd" in p.means for p in policies):
-        rows.append(
-            row("US dollars per rollout", lambda p: _number(p.means["cost_usd"]) if "cost_usd" in p.means else "")
-        )
+        cost = "cost_usd"
+        rows.append(row("cost per rollout", lambda p: dollars(p.means[cost]) if cost in p.means else ""))
     for agent in agents:
         rows.append(row(f"  {agent}", lambda p, a=agent: _agent(p.agents.get(a, {}))))
     for key in ("model", "fingerprint", "temperature", "max_response_tokens", "seed", "agl"):

@@ -17,6 +17,7 @@ from rich.text import Text
 from agl.errors import ConfigError
 from agl.mdp.types import Reward
 from agl.texts import printable
+from agl.trainer.report.prices import dollars
 from agl.trainer.report.rollout_report import CallReport, ProviderCall, RolloutReport, describe
 from agl.trainer.report.terminal import console
 from agl.trainer.report.trace_tree import error_line
@@ -141,7 +142,7 @@ def renderable(report: RolloutReport, calls: Container[int] | None = None) -> Gr
         if report.cost is not None:
             missing = len(report.provider_calls) - report.n_priced
             rest = f"; the price of {missing} is not known" if missing else ""
-            lines.append(Text(f"cost      ${report.cost:.4f}{rest}"))
+            lines.append(Text(f"cost      {dollars(report.cost)}{rest}"))
     if report.rows:
         table = Table(title="training rows", title_justify="left", box=None, pad_edge=False)
         for column in ("policy", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):
@@ -236,7 +237,7 @@ def _provider_call(call: ProviderCall) -> Panel:
     body = [_said(message) for message in (*call.messages, *([call.reply] if call.reply else ()))]
     if call.error:
         body.append(Text(printable(f"error     {call.error}"), style="red"))
-    price = "" if call.cost is None else f"  ${call.cost:.4f}"
+    price = "" if call.cost is None else f"  {dollars(call.cost)}"
     title = Text(printable(f"agent {call.agent}  {call.model or 'another model'}{price}"))
     return Panel(Group(*body), title=title, title_align="left", border_style="dim")
 

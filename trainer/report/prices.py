@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -41,6 +42,13 @@ def total(spans: Iterable[Span]) -> float | None:
     """The sum over the spans whose price is known; None if that is none of them."""
     known = [price for span in spans if (price := cost(span)) is not None]
     return sum(known) if known else None
+
+
+def dollars(value: float) -> str:
+    """A sum of US dollars: whole cents from one dollar up, two significant digits below."""
+    if value == 0 or value >= 1:
+        return f"${value:,.2f}"
+    return f"${value:.{max(2, 1 - math.floor(math.log10(value)))}f}"
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
 from agl.trainer.local.learner.microbatches import MicroBatch, collate, length_buckets
+from agl.trainer.local.learner.minibatches import minibatches
 from agl.trainer.local.learner.prefix_trees import chain, divide, prefix_trees
 from agl.trainer.local.learner.targets import (
     LossRow,
@@ -178,7 +179,7 @@ class Learner:
         loss_rows = self._loss_rows(rows)
         with self._adapter_dropout():
             for _ in range(self.config.update_epochs):
-                for minibatch in _minibatches(loss_rows, self.config.minibatches, shuffle, pairs):
+                for minibatch in minibatches(loss_rows, self.config.minibatches, shuffle, pairs):
                     self._step(minibatch, totals, pairs)
         self._updates += 1
         return totals.metrics() | {
@@ -452,38 +453,6 @@ def _call_numbers(rows: Seq[TrainingRow]) -> Tensor:
         numbers.append(first + row.calls[row.action_mask].astype(np.int64))
         first += len(row.call_ids)
     return torch.from_numpy(np.concatenate(numbers))
-
-
-def _minibatches(rows: Seq[LossRow], n: int, rng: np.random.Generator, pairs: Pairs) -> Iterator[list[LossRow]]:
-    """Mini-batches of whole rollouts, so that merging cannot move a call from one to another, and of whole pairs.
-
-    Rollouts that begin with the same prompt, as those of a group do, stay next to each other: what they share is then
-    forwarded once per group, not once per mini-batch.
-    """
-    together = {row.sequence.rollout_id: {row.sequence.rollout_id} for row in rows}
-    for chosen, rejected in pairs:
-        joined = together[chosen] | together[rejected]
-        together |= dict.fromkeys(joined, joined)
-    units = sorted({min(unit): unit for unit in together.values()}.items())
-    prompts = {row.sequence.rollout_id: _first_prompt(row.sequence) for row in reversed(rows)}
-    keys = [prompts[first] for first, _ in units]
-    drawn = rng.permutation(len(units))
-    places = {keys[i]: place for place, i in reversed([*enumerate(drawn)])}
-    order = sorted(drawn, key=lambda i: places[keys[i]])
-    for part in np.array_split(order, min(n, len(units))):
-        members = {rollout for i in part for rollout in units[i][1]}
-        yield [row for row in rows if row.sequence.rollout_id in members]
-
-
-def _first_prompt(row: TrainingRow) -> bytes:
-    """The tokens that the row's first trained token was sampled after."""
-    at = int(row.action_mask.argmax())
-    if row.is_chain:
-        return row.token_ids[:at].tobytes()
-    places = []
-    while (at := int(row.parents[at])) >= 0:
-        places.append(at)
-    return row.token_ids[places[::-1]].tobytes()
 
 
 def _reference(

@@ -10,7 +10,11 @@ export function num(value, digits = 3) {
   return String(Number(value.toFixed(digits)));
 }
 
-export const dollars = (value) => `$${value.toFixed(value < 1 ? 4 : 2)}`;
+// As agl.trainer.report.prices.dollars writes them.
+export function dollars(value) {
+  if (value === 0 || value >= 1) return `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
+  return `$${value.toFixed(Math.max(2, 1 - Math.floor(Math.log10(value))))}`;
+}
 
 // number_2 before number_10.
 export const byName = (a, b) => a.localeCompare(b, "en", { numeric: true });

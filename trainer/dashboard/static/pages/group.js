@@ -61,9 +61,9 @@ async function reports(store, members, signal) {
 
 function Column({ store, member, report, against, reference }) {
   const isReference = member === reference;
-  const said = report?.calls ? lines(report) : [];
+  const own = report?.calls ? lines(report) : [];
   const other = against?.calls && !isReference ? lines(against) : null;
-  const first = other ? said.findIndex((line, i) => firstDifference(line, other[i]) >= 0) : -1;
+  const first = other ? own.findIndex((line, i) => firstDifference(line, other[i]) >= 0) : -1;
   const jump = (event) => event.currentTarget.closest("article").querySelector("mark").scrollIntoView({ block: "center" });
   return html`<article class="column ${isReference ? "reference" : ""}">
     <header>
@@ -80,7 +80,7 @@ function Column({ store, member, report, against, reference }) {
     </header>
     ${!report && html`<p class="dim">Loading …</p>`}
     ${report?.pruned && html`<p class="dim">Its texts were pruned from the store.</p>`}
-    ${said.map((line, i) => {
+    ${own.map((line, i) => {
       const at = i === first ? firstDifference(line, other[i]) : -1;
       const before = other && (first < 0 || i < first);
       return html`<div class="line ${line.sampled ? "sampled" : ""} ${before ? "same" : ""}">
