@@ -147,8 +147,8 @@ MUTATIONS = (
     Mutation(
         "clip without effect",
         "trainer/objectives/losses.py",
-        "    loss_N = torch.maximum(plain_N, limited_N)\n",
-        "    loss_N = plain_N\n",
+        "    return torch.maximum(plain_N, limited_N), limited_N > plain_N\n",
+        "    return plain_N, limited_N > plain_N\n",
         unit("objectives", "TestPolicyLoss::test_a_ratio_past_the_clip_gets_no_gradient_where_the_advantage_pushed_it"),
     ),
     Mutation(

@@ -19,7 +19,7 @@ from agl.trainer.objectives.advantages import compute_advantages, whiten
 from agl.trainer.objectives.gae import gae, value_loss
 from agl.trainer.objectives.importance import truncated_importance
 from agl.trainer.objectives.kl import kl_penalty
-from agl.trainer.objectives.losses import entropy, gspo_loss, policy_loss
+from agl.trainer.objectives.losses import entropy, loss_of, policy_loss
 from agl.trainer.objectives.reduction import token_weights
 
 if sys.version_info >= (3, 13):
@@ -192,15 +192,35 @@ def test_generalised_advantages(gamma: float, lam: float):
     np.testing.assert_allclose(np.concatenate([t for _, t in found]), targets[mask.bool()], atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_gspo(batch: dict[str, torch.Tensor], mode):
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("gspo", "token-mean"),
+        ("gspo", "seq-mean-token-mean"),
+        ("cispo", "token-mean"),
+        ("cispo", "seq-mean-token-mean"),
+        ("sapo", "seq-mean-token-mean"),
+    ],
+)
+def test_other_policy_losses(batch: dict[str, torch.Tensor], kind, mode):
+    compare_policy_losses(batch, kind, mode)
+
+
+def test_geometric_mean(batch: dict[str, torch.Tensor]):
+    """It knows one advantage per answer; and verl counts an answer without tokens, which we have no row for."""
+    batch["advantages"] = batch["advantages"][:, :1].expand(ROWS, WIDTH)
+    with_tokens = batch["mask"].any(-1)
+    compare_policy_losses({k: v[with_tokens] for k, v in batch.items()}, "geo_mean", "seq-mean-token-mean")
+
+
+def compare_policy_losses(batch: dict[str, torch.Tensor], kind, mode) -> None:
     from verl.workers.config import FSDPActorConfig
 
     config = FSDPActorConfig(
         strategy="fsdp2", rollout_n=2, ppo_micro_batch_size_per_gpu=1, clip_ratio_low=0.1, clip_ratio_high=0.2
     )
     theirs_in = batch["new"].clone().requires_grad_()
-    theirs, _ = core_algos.get_policy_loss_fn("gspo")(
+    theirs, _ = core_algos.get_policy_loss_fn(kind)(
         old_log_prob=batch["old"], log_prob=theirs_in, advantages=batch["advantages"], response_mask=batch["mask"],
         loss_agg_mode=mode, config=config,
     )  # fmt: skip
@@ -208,10 +228,11 @@ def test_gspo(batch: dict[str, torch.Tensor], mode):
 
     ours_in = batch["new"].clone().requires_grad_()
     trained = batch["mask"].bool()
-    calls = torch.arange(ROWS)[:, None].expand(ROWS, WIDTH)[trained]
-    result = gspo_loss(
-        ours_in[trained], batch["old"][trained], batch["advantages"][trained], calls, clip_low=0.1, clip_high=0.2
-    )
+    calls = torch.arange(len(trained))[:, None].expand(trained.shape)[trained]
+    result = loss_of(
+        kind, ours_in[trained], batch["old"][trained], batch["advantages"][trained], calls,
+        clip_low=0.1, clip_high=0.2, clip_c=3.0,
+    )  # fmt: skip
     ours = (weights_like(batch["mask"], mode)[trained] * result.loss).sum()
     ours.backward()
     assert ours.item() == pytest.approx(theirs.item(), abs=1e-6)

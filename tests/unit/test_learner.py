@@ -47,6 +47,10 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"critic": True, "gamma": 0.95, "lam": 0.9},
     {"critic": True, "policy_loss": "gspo", "rollout_is": "token"},
     {"policy_loss": "nll"},
+    {"policy_loss": "cispo", "clip_low": 0.05, "clip_high": 0.05},
+    {"policy_loss": "sapo", "loss_agg": "seq-mean-token-mean"},
+    {"policy_loss": "vespo"},
+    {"policy_loss": "geo_mean", "clip_low": 0.05, "clip_high": 0.05, "loss_agg": "seq-mean-token-mean"},
 ]
 
 
@@ -599,6 +603,18 @@ class TestUpdate:
         metrics = learner(model, minibatches=4).update(rows_of(made, model=model))
         assert metrics["optimizer_steps"] == 4
         assert metrics["forwarded_tokens"] == metrics["unique_tokens"]
+
+    def test_names_of_rollouts_decide_nothing(self):
+        """They are drawn anew in each run, which must repeat another of its seed all the same."""
+        found = []
+        for names in ("abcd", "dbca"):
+            model, rng = tiny_model(), np.random.default_rng(0)
+            made = [
+                trajectory([call(0, [1, 2, n], rng.integers(0, VOCABULARY, 5).tolist(), rollout=name)], name)
+                for n, name in enumerate(names)
+            ]
+            found.append(learner(model, minibatches=2, learning_rate=1e-2).update(rows_of(made, model=model)))
+        assert found[0] == found[1]
 
     def test_the_kl_penalty_holds_the_policy_near_its_start(self):
         drift = []

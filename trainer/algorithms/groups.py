@@ -16,7 +16,14 @@ from agl.errors import ConfigError
 from agl.mdp.types import Transition
 from agl.options import reject_unknown, require_types
 from agl.trainer.local.config import Attention, Autocast, EngineName, Quantize
-from agl.trainer.objectives import Estimator, KLKind, PolicyLossKind, RolloutIS
+from agl.trainer.objectives import (
+    Estimator,
+    EstimatorFunction,
+    KLKind,
+    PolicyLossFunction,
+    PolicyLossKind,
+    RolloutIS,
+)
 from agl.trainer.objectives.advantages import Shaping
 from agl.trainer.run.config import RunConfig
 
@@ -157,12 +164,13 @@ class Loss:
 
     Attributes:
         adv_estimator: how returns become advantages: "grpo", "rloo", "reinforce_plus_plus",
-            "reinforce_plus_plus_baseline", "running_baseline" or, with a value head, "gae".
+            "reinforce_plus_plus_baseline", "running_baseline" or, with a value head, "gae"; or your own function.
         baseline_decay: share of its old value that an agent's "running_baseline" keeps in a step.
         normalize_std: divide advantages by the group's standard deviation.
-        policy_loss: ratio that is clipped: "vanilla", that of each token, or "gspo", that of each answer.
-        clip_low: how far below 1 the importance ratio may be.
-        clip_high: how far above 1 the importance ratio may be.
+        policy_loss: "vanilla" clips the importance ratio of each token, "gspo" that of each answer; also "cispo",
+            "sapo", "vespo", "geo_mean" or your own function.
+        clip_low: how far below 1 the importance ratio may be; not used by "sapo" and "vespo".
+        clip_high: how far above 1 the importance ratio may be; 4 is usual with "cispo".
         max_kl: how far one optimiser step may change the policy, as KL in nats per token: a step that goes further is
             shortened; None = no limit.
         kl_coef: weight of the KL penalty towards the initial policy.
@@ -181,10 +189,10 @@ class Loss:
         value_learning_rate: learning rate of the value head, of "gae"; None = `learning_rate`.
     """
 
-    adv_estimator: Estimator = "grpo"
+    adv_estimator: Estimator | EstimatorFunction = "grpo"
     baseline_decay: float = 0.9
     normalize_std: bool = True
-    policy_loss: PolicyLossKind = "vanilla"
+    policy_loss: PolicyLossKind | PolicyLossFunction = "vanilla"
     clip_low: float = 0.2
     clip_high: float = 0.2
     max_kl: float | None = 0.5

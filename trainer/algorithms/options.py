@@ -30,6 +30,7 @@ from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
 from agl.trainer.algorithms.settings import RENAMED
 from agl.trainer.local.config import EngineName, LoraSpec
+from agl.trainer.objectives import Estimator, PolicyLossKind
 from agl.trainer.run.config import RunConfig, bare_word, credit_of_text
 
 ALGORITHMS: Mapping[str, type[LocalTraining]] = {
@@ -77,6 +78,8 @@ _AS_TEXT: Mapping[str, Any] = {
     "engine": str | None,
     "agents": str | list[str] | None,
     "credit": str,
+    "adv_estimator": Estimator,
+    "policy_loss": PolicyLossKind,
     "air": bool,
     "reward_range": Annotated[
         tuple[float, float] | None, BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given)

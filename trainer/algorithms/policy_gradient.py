@@ -16,7 +16,7 @@ from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.settings import PolicyGradientSettings
 from agl.trainer.algorithms.source import Sample, Source
 from agl.trainer.algorithms.training import Training
-from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
+from agl.trainer.objectives import Estimator, EstimatorFunction, LossAgg, PolicyLossFunction, PolicyLossKind
 from agl.trainer.objectives.advantages import StepAdvantages, compute_advantages
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
@@ -109,7 +109,7 @@ class RLOO(PolicyGradient):
     Source: arXiv 2402.14740.
     """
 
-    adv_estimator: Estimator = "rloo"
+    adv_estimator: Estimator | EstimatorFunction = "rloo"
 
 
 @grouped_options
@@ -123,7 +123,7 @@ class REINFORCEPlusPlus(PolicyGradient):
 
     group_size: int = 1
     batch_size: int = 128
-    adv_estimator: Estimator = "reinforce_plus_plus"
+    adv_estimator: Estimator | EstimatorFunction = "reinforce_plus_plus"
 
 
 @grouped_options
@@ -139,7 +139,7 @@ class REINFORCE(PolicyGradient):
 
     group_size: int = 1
     batch_size: int = 128
-    adv_estimator: Estimator = "running_baseline"
+    adv_estimator: Estimator | EstimatorFunction = "running_baseline"
 
 
 @grouped_options
@@ -154,7 +154,7 @@ class PPO(PolicyGradient):
 
     group_size: int = 1
     batch_size: int = 128
-    adv_estimator: Estimator = "gae"
+    adv_estimator: Estimator | EstimatorFunction = "gae"
     update_epochs: int = 2
     minibatches: int = 2
 
@@ -167,7 +167,7 @@ class GSPO(PolicyGradient):
     Source: arXiv 2507.18071.
     """
 
-    policy_loss: PolicyLossKind = "gspo"
+    policy_loss: PolicyLossKind | PolicyLossFunction = "gspo"
     clip_low: float = 3e-4
     clip_high: float = 4e-4
     loss_agg: LossAgg = "seq-mean-token-mean"

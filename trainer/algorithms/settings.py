@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, fields
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from agl.agents.prompts import load_prompts, prompts_digest
@@ -15,7 +16,8 @@ from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraS
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.local.prepared import template_text
 from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
-from agl.trainer.objectives.advantages import GROUPED
+from agl.trainer.objectives.advantages import GROUPED, try_estimator
+from agl.trainer.processes.functions import Portable, function_name
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 
@@ -148,7 +150,7 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
             "policies": {n: run.config.policies.get(n) for n in run.config.selection.policies},
             "prompts": None if self.prompts is None else prompts_digest(load_prompts(self.prompts)),
         }
-        return json.loads(json.dumps(identity, default=str))
+        return json.loads(json.dumps(identity, default=lambda v: function_name(v) if isfunction(v) else str(v)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +186,17 @@ class PolicyGradientSettings(Loss, TrainingSettings):
             update_epochs=self.update_epochs,
             minibatches=self.minibatches,
         )
-        _require_known("adv_estimator", self.adv_estimator, Estimator)
-        _require_known("policy_loss", self.policy_loss, PolicyLossKind)
+        if callable(self.adv_estimator):
+            try_estimator(self.adv_estimator)
+        else:
+            _require_known("adv_estimator", self.adv_estimator, Estimator)
+        if callable(self.policy_loss):
+            # torch takes seconds to import, which only such a function needs here.
+            from agl.trainer.objectives.losses import try_loss
+
+            try_loss(self.policy_loss)
+        else:
+            _require_known("policy_loss", self.policy_loss, PolicyLossKind)
         if self.group_size < 2 and (self.adv_estimator in GROUPED or self.dynamic_sampling):
             raise ConfigError(
                 "group_size is 1, so no rollout has another to be compared with", hint="use at least 2; 8 is usual"
@@ -208,7 +219,8 @@ class PolicyGradientSettings(Loss, TrainingSettings):
         TrainingSettings.__post_init__(self)
 
     def _learner_settings(self) -> dict[str, Any]:
-        return {"critic": self.adv_estimator == "gae"}
+        own = {"policy_loss": Portable("policy_loss", self.policy_loss)} if callable(self.policy_loss) else {}
+        return {"critic": self.adv_estimator == "gae", **own}
 
 
 def _require_known(name: str, value: Any, kind: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from agl.errors import ConfigError, nearest
-from agl.trainer.objectives import KLKind, LossAgg, LossKind, RolloutIS
+from agl.trainer.objectives import KLKind, LossAgg, LossKind, PolicyLossFunction, RolloutIS
 from agl.trainer.objectives.reduction import check_scale_factor
 
 Schedule = Literal["constant", "linear"]
@@ -41,11 +41,11 @@ class LearnerConfig:
         clip_low, clip_high, dual_clip: see `agl.trainer.objectives.losses.policy_loss` (clip_low, clip_high, clip_c).
         max_kl: an optimiser step of a sampled policy's loss is shortened until it changes the policy by at most this
             KL, in nats per token; None for no limit. See `learner.trust_region`.
-        policy_loss: "vanilla" (PPO's clipped ratio of each token) or "gspo" (of each answer); see
-            `agl.trainer.objectives.losses`. "nll" is supervised fine-tuning: minus the log-prob of each trained token
-            at temperature 1, times its advantage; behaviour log-probs and temperatures of the rows are not used. "dpo"
-            compares pairs of rollouts by the log-probs of all their trained tokens, at temperature 1, with the weights
-            that training began with as reference; its loss is the mean over pairs.
+        policy_loss: "vanilla" (PPO's clipped ratio of each token), "gspo", "cispo", "sapo", "vespo", "geo_mean" or a
+            function; see `agl.trainer.objectives.losses`. "nll" is supervised fine-tuning: minus the log-prob of each
+            trained token at temperature 1, times its advantage; behaviour log-probs and temperatures of the rows are
+            not used. "dpo" compares pairs of rollouts by the log-probs of all their trained tokens, at temperature 1,
+            with the weights that training began with as reference; its loss is the mean over pairs.
         beta: of "dpo".
         rollout_is, rollout_is_threshold: take the ratio against the learner's own log-probs before the update, and
             weigh each token by how these differ from the sampler's, truncated at the threshold; see
@@ -83,7 +83,7 @@ class LearnerConfig:
     clip_high: float = 0.2
     dual_clip: float | None = 3.0
     max_kl: float | None = 0.5
-    policy_loss: LossKind = "vanilla"
+    policy_loss: LossKind | PolicyLossFunction = "vanilla"
     beta: float = 0.1
     rollout_is: RolloutIS | None = None
     rollout_is_threshold: float = 2.0
@@ -109,6 +109,8 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         for name, kind in _CHOICES.items():
             value = getattr(self, name)
+            if name == "policy_loss" and callable(value):
+                continue
             if value not in get_args(kind) and not (name in ("autocast", "rollout_is") and value is None):
                 raise ConfigError(f"{name}={value!r} is not known", hint=nearest(str(value), get_args(kind)))
         for name in ("update_epochs", "minibatches", "max_tokens_per_microbatch"):
@@ -141,6 +143,11 @@ class LearnerConfig:
             raise ConfigError(
                 f"kl_coef={self.kl_coef} and entropy_coef={self.entropy_coef} with policy_loss='dpo'",
                 hint="leave both at 0: beta holds the policy to its reference",
+            )
+        if self.policy_loss == "vespo" and self.rollout_is is not None:
+            raise ConfigError(
+                f"rollout_is={self.rollout_is!r} with policy_loss='vespo'",
+                hint="leave it out: the weight of 'vespo' is that of the whole ratio to the sampler",
             )
         if self.policy_loss in ("nll", "dpo") and (self.rollout_is is not None or self.critic):
             raise ConfigError(

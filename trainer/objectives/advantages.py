@@ -18,7 +18,8 @@ import numpy.typing as npt
 from agl.credit import Credit, Leveled, levels
 from agl.errors import ConfigError, RewardError
 from agl.mdp.types import FloatArray, Trajectory, Transition
-from agl.trainer.objectives import Estimator
+from agl.trainer.objectives import Estimator, EstimatorFunction
+from agl.trainer.processes.functions import function_name
 
 FloatArray64 = npt.NDArray[np.float64]
 
@@ -107,7 +108,7 @@ def compute_advantages(
     trajectories: Sequence[Trajectory],
     credit: Credit,
     *,
-    estimator: Estimator = "grpo",
+    estimator: Estimator | EstimatorFunction = "grpo",
     normalize_std: bool = True,
     shaping: Shaping | None = None,
     baselines: Mapping[str, float] | None = None,
@@ -127,6 +128,7 @@ def compute_advantages(
       the baseline does not depend on what it is subtracted from. Source: role-conditioned advantage estimation, SPIRAL,
       arXiv 2506.24119, which updates the mean after each game where this does after each step.
     - "gae": r itself; the learner's value head turns it into advantages token by token.
+    - a function: what it returns for the r, groups and rollouts of all calls, trainable or not.
 
     Args:
         trajectories: of one step, each with the transitions of every policy.
@@ -138,9 +140,10 @@ def compute_advantages(
 
     Raises:
         RewardError: a return that is not finite, or not one per call.
-        ConfigError: a credit rule that makes its own comparisons, and an estimator that makes none.
+        ConfigError: a credit rule that makes its own comparisons, and an estimator that makes none; or the estimator is
+            a function, and raised or returned something else than a finite number for each call.
     """
-    if isinstance(credit, Leveled) and estimator not in ("grpo", "rloo"):
+    if isinstance(credit, Leveled) and not callable(estimator) and estimator not in ("grpo", "rloo"):
         raise ConfigError(
             f"credit {credit!r} compares calls with each other, but {estimator!r} does not",
             hint="use it with GRPO or RLOO",
@@ -180,7 +183,7 @@ def compute_advantages(
     return replace(_summarise(trajectories, returns, total, by_call, estimator), baselines=after)
 
 
-def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: bool) -> None:
+def _compare(entries: Sequence[_Entry], estimator: Estimator | EstimatorFunction, normalize_std: bool) -> None:
     """Set the advantages of one comparison."""
     cells: dict[tuple[Hashable, int], list[_Entry]] = defaultdict(list)
     for entry in entries:
@@ -209,7 +212,14 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator, normalize_std: boo
             advantages = np.asarray(values, dtype=np.float64)
         for entry, advantage in zip(members, advantages.tolist(), strict=True):
             entry.advantage, entry.alone, entry.flat = advantage, alone, bool(deviation == 0)
-    if estimator.startswith("reinforce"):
+    if callable(estimator):
+        number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+        groups_C = np.array([number[e.key] for e in entries], dtype=np.int64)
+        rollouts_C = np.array([e.rollout for e in entries], dtype=np.int64)
+        returns_C = np.array([e.value for e in entries], dtype=np.float64)
+        for entry, advantage in zip(entries, estimate(estimator, returns_C, groups_C, rollouts_C), strict=True):
+            entry.advantage = advantage
+    elif estimator.startswith("reinforce"):
         for policy in {e.transition.call.policy for e in entries}:
             trained = [e for e in entries if e.transition.call.policy == policy and e.transition.trainable]
             tokens = [e.transition.call.response_ids.size for e in trained]
@@ -237,7 +247,7 @@ def _summarise(
     returns: Sequence[Sequence[float]],
     totals: Mapping[str, float],
     by_call: Mapping[str, _Entry],
-    estimator: Estimator,
+    estimator: Estimator | EstimatorFunction,
 ) -> StepAdvantages:
     to_train: list[Trajectory] = []
     calls: list[CallAdvantage] = []
@@ -278,6 +288,48 @@ def _mean(values: Sequence[float]) -> float:
 
 
 # -- estimators ------------------------------------------------------------------------------------------------------
+
+
+def estimate(
+    function: EstimatorFunction,
+    returns_C: FloatArray64,
+    groups_C: npt.NDArray[np.int64],
+    rollouts_C: npt.NDArray[np.int64],
+) -> list[float]:
+    """The advantages of a user's function.
+
+    Raises:
+        ConfigError: it raised, or returned something else than a finite number for each call.
+    """
+    name = function_name(function)
+    try:
+        advantages = np.asarray(function(returns_C, groups_C, rollouts_C), dtype=np.float64)
+    except Exception as error:
+        raise ConfigError(
+            f"adv_estimator {name} raised {type(error).__name__}: {error}",
+            hint="it is called with returns, groups' numbers and rollouts' numbers, an array [calls] each",
+        ) from error
+    fault = None
+    if advantages.shape != returns_C.shape:
+        fault = f"an array {list(advantages.shape)}"
+    elif not np.isfinite(advantages).all():
+        bad = int(np.flatnonzero(~np.isfinite(advantages))[0])
+        fault = f"{advantages[bad]} for a return of {returns_C[bad]:g} (call {bad})"
+    if fault:
+        raise ConfigError(
+            f"adv_estimator {name} returned {fault} of {returns_C.size} calls", hint="return a finite number for each"
+        )
+    return advantages.tolist()
+
+
+def try_estimator(function: EstimatorFunction) -> None:
+    """Call a user's estimator with five calls of two groups, so that a mistake in it is found before a model is loaded.
+
+    Raises:
+        ConfigError: what `estimate` raises.
+    """
+    returns_C = np.array([1.0, 0.0, 0.0, 0.5, 0.5])
+    estimate(function, returns_C, np.array([0, 0, 0, 1, 1]), np.array([0, 1, 1, 2, 3]))
 
 
 def group_statistics(

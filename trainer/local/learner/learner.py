@@ -38,7 +38,7 @@ from agl.trainer.local.learner.tree_attention import agrees
 from agl.trainer.local.learner.trust_region import TrustRegion
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
-from agl.trainer.objectives.losses import gspo_loss, policy_loss
+from agl.trainer.objectives.losses import loss_of
 from agl.trainer.objectives.reduction import weighted
 
 __all__ = ["Learner", "LearnerConfig"]
@@ -105,7 +105,7 @@ class Learner:
             fused=True,
         )
         self._region = None
-        if config.max_kl is not None and config.policy_loss in ("vanilla", "gspo"):
+        if config.max_kl is not None and config.policy_loss not in ("nll", "dpo"):
             self._region = TrustRegion(self._optimizer, config.max_kl)
         self._updates = 0
         refers = config.kl_coef > 0 or config.policy_loss == "dpo"
@@ -134,7 +134,8 @@ class Learner:
         Returns:
             Means over the optimiser steps: "loss", "grad_norm" (before clipping). Means over the trained tokens:
             "abs_log_ratio" and "approx_kl" (k1) between the policy in training and the one that sampled,
-            "clip_fraction", "dual_clip_fraction", "entropy" (minus log-prob of the sampled token, nats) and, where they
+            "entropy" (minus log-prob of the sampled token, nats) and, where they are used or the loss has them,
+            "clip_fraction", "dual_clip_fraction",
             are used, "reference_kl" (by `kl_kind`), "rollout_is_weight", "value_loss", "value_error" (absolute); with
             the loss "nll" there is "nll" (nats, before weighing) instead of those of a ratio, and of the entropy. With
             "dpo" means over the pairs instead: "chosen_logprob" and "rejected_logprob" (of all tokens of a rollout),
@@ -273,20 +274,26 @@ class Learner:
                 metrics["nll"] = -logprobs_N
         else:
             old_logprobs_N = gather([row.old_logprobs for row in rows])
-            clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-            if config.policy_loss == "gspo":
-                calls_N = _call_numbers([row.sequence for row in rows]).to(self._device)
-                policy = gspo_loss(logprobs_N, old_logprobs_N, advantages_N, calls_N, **clips)
-            else:
-                policy = policy_loss(logprobs_N, old_logprobs_N, advantages_N, **clips, clip_c=config.dual_clip)
+            policy = loss_of(
+                config.policy_loss,
+                logprobs_N,
+                old_logprobs_N,
+                advantages_N,
+                _call_numbers([row.sequence for row in rows]).to(self._device),
+                clip_low=config.clip_low,
+                clip_high=config.clip_high,
+                clip_c=config.dual_clip,
+            )
             loss_N = policy.loss
             metrics = {
                 "abs_log_ratio": policy.log_ratio.abs(),
                 "approx_kl": -policy.log_ratio,
-                "clip_fraction": policy.clipped,
-                "dual_clip_fraction": policy.dual_clipped,
                 "entropy": -logprobs_N,
             }
+            if policy.clipped is not None:
+                metrics["clip_fraction"] = policy.clipped
+            if policy.dual_clipped is not None:
+                metrics["dual_clip_fraction"] = policy.dual_clipped
         if config.rollout_is is not None:
             metrics["rollout_is_weight"] = gather([row.importance for row in rows])
             loss_N = loss_N * metrics["rollout_is_weight"]

@@ -29,9 +29,13 @@ def minibatches(rows: Seq[LossRow], n: int, rng: np.random.Generator, pairs: Pai
     for chosen, rejected in pairs:
         joined = together[chosen] | together[rejected]
         together |= dict.fromkeys(joined, joined)
-    units = sorted({min(unit): unit for unit in together.values()}.items())
+    # In the order of the rows: ids of rollouts differ between two runs of one seed.
+    first_of: dict[str, tuple[str, set[str]]] = {}
+    for rollout, unit in together.items():
+        first_of.setdefault(min(unit), (rollout, unit))
+    units = list(first_of.values())
     prompts = {row.sequence.rollout_id: _first_prompt(row.sequence) for row in reversed(rows)}
-    keys = [prompts[first] for first, _ in units]
+    keys = [prompts[rollout] for rollout, _ in units]
     drawn = rng.permutation(len(units))
     places = {keys[i]: place for place, i in reversed([*enumerate(drawn)])}
     order = sorted(drawn, key=lambda i: places[keys[i]])

@@ -34,7 +34,7 @@ SUPPORTED: Mapping[str, Supported] = {
     f"{ACTOR}.optim.lr_scheduler_type": (("constant",), "use 'constant'"),
     f"{ACTOR}.optim.warmup_style": ((None, "constant"), "use 'constant'"),
     f"{ACTOR}.clip_ratio_c": ((3.0,), "the dual clip is at 3"),
-    f"{ACTOR}.policy_loss.loss_mode": (("vanilla", "gspo"), "use 'vanilla' or 'gspo'"),
+    f"{ACTOR}.policy_loss.loss_mode": (("vanilla", "gspo", "cispo"), "use 'vanilla', 'gspo' or 'cispo'"),
     f"{ACTOR}.loss_scale_factor": ((None,), "the longest answer is the factor"),
     f"{ACTOR}.kl_loss_type": (("kl", "k1", "mse", "k2", "low_var_kl", "k3"), "use 'kl', 'mse' or 'low_var_kl'"),
     f"{ROLLOUT}.tensor_model_parallel_size": ((1,), _ONE_MACHINE),
