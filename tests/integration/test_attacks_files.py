@@ -59,6 +59,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
+@pytest.mark.night
 def test_a_second_trainer_is_refused_until_the_first_ends(untrained_model: Path, tmp_path: Path) -> None:
     directory = tmp_path / "run"
     with programs(tmp_path) as started:
@@ -137,7 +138,8 @@ def test_a_truncated_store(stopped: Path, untrained_model: Path) -> None:
 
 
 @own_disk
-@pytest.mark.parametrize("kilobytes", [700, pytest.param(1500, marks=pytest.mark.night)])
+@pytest.mark.parametrize("kilobytes", [700, 1500])
+@pytest.mark.night
 def test_a_full_disk(untrained_model: Path, tmp_path: Path, kilobytes: int) -> None:
     """Wherever it fills up, the error says so, and what was written before stays whole."""
     disk = tmp_path / "disk"
@@ -167,6 +169,7 @@ def test_few_file_descriptors(untrained_model: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.night
 def test_little_address_space(untrained_model: Path, tmp_path: Path) -> None:
     """Too little to load torch's libraries, which is noticed in the same place each time."""
     ended = run(tmp_path / "run", untrained_model, RLIMIT_AS="500000000")

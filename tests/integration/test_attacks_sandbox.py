@@ -422,5 +422,6 @@ def test_a_container_holds_a_program(container: Container) -> None:
     assert short.outcomes({"tests": "assert f(1)"}, "import time\ntime.sleep(99)") == ["ran out of time"]
 
 
+@pytest.mark.night
 def test_an_image_that_is_not_there_is_said_with_the_line_that_pulls_it(container: Container) -> None:
     assert "podman pull localhost/none" in str(Container("podman", "localhost/none").problem())

@@ -161,8 +161,9 @@ connection.execute("ROLLBACK")
 
 @pytest.mark.parametrize(
     ("patience", "locked"),
-    [(1.0, 6.0), pytest.param(30.0, 10.0, marks=pytest.mark.night), pytest.param(10.0, 60.0, marks=pytest.mark.night)],
+    [(1.0, 6.0), (30.0, 10.0), (10.0, 60.0)],
 )
+@pytest.mark.night
 def test_a_locked_store_is_waited_for_or_ends_the_run_which_goes_on(
     patience: float, locked: float, untrained_model: Path, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ def test_a_run_ends_whole_whatever_is_killed(
     assert facts["killed"] == {"runner": 2, "store": 1, "trainer": 1, "database": 1}
 
 
+@pytest.mark.night
 def test_a_run_whose_policy_is_killed_ends_at_once_and_goes_on(untrained_model: Path, tmp_path: Path) -> None:
     """Instead of giving its rollouts attempt after attempt that nothing answers."""
     plan = Plan(where="local", steps=4, workers=1, kills={"policy": 1}, seed=1)

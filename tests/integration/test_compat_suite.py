@@ -19,6 +19,7 @@ LEAST = 255
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RUN.exists(), reason="Agent Lightning 0.3.0's tests are not there")
+@pytest.mark.night
 def test_agent_lightnings_own_tests_pass(tmp_path: Path) -> None:
     # The script sets PYTHONPATH itself: this environment, with the tree before any installed copy of it.
     venv.create(tmp_path / "venv")

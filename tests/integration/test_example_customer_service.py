@@ -48,6 +48,7 @@ def test_the_oracle_always_succeeds_and_a_null_agent_never_does(tmp_path: Path) 
     assert nothing["unseen combination"] == "0.0 % of 4"
 
 
+@pytest.mark.night
 def test_a_beginner_sometimes_succeeds(tmp_path: Path) -> None:
     found = evaluated(tasks.train(48, seed=0), scripts.beginner, tmp_path).policies["own model"].success
     assert 0.1 <= found.value <= 0.5

@@ -28,6 +28,7 @@ def success(script: Script, tasks: list[Any], directory: Path, memory: agl.Memor
     return [policy.success.value for policy in report.policies.values()]
 
 
+@pytest.mark.night
 def test_the_oracle_knows_the_customers_the_shop_or_nothing(tmp_path: Path) -> None:
     """On: all. Shuffled: as often as two customers prefer the same. Off: chance. Within three standard errors."""
     tasks, memory = SHOPS.held_out.questions(), program.told(SHOPS.held_out)

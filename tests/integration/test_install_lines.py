@@ -36,7 +36,7 @@ def requirements(*extras: str) -> list[str]:
 
 
 FRAMEWORKS = ("langchain", "langgraph", "openai", "anthropic", "openai-agents", "agent-framework", "strands", "autogen")
-ALWAYS = (("langchain", "local"), ("vllm",))
+ALWAYS = (("langchain", "local"),)
 """What a line resolves to changes with new releases more than with agl: the others are resolved at night, and .ci/run
 installs those of "dev" and "verl"."""
 TRAINS = [line for line in lines() if "local" in line and not {"dev", "ray"} & set(line)]

@@ -113,7 +113,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], int | None, dict[str, float]]] = {
 
 @pytest.mark.parametrize(
     ("name", "option"),
-    [*(("llama-32k", option) for option in OPTIONS), ("qwen3-152k", "chunks"), ("qwen3-152k", "all")],
+    [
+        *(("llama-32k", option) for option in OPTIONS),
+        ("qwen3-152k", "chunks"),
+        pytest.param("qwen3-152k", "all", marks=pytest.mark.night),
+    ],
 )
 def test_each_option_computes_what_float32_does(name: str, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options, chunk, bounds = OPTIONS[option]

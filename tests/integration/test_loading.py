@@ -61,6 +61,7 @@ def test_a_slow_download_takes_longer_than_the_limit(hub: hubs.Hub, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_a_download_that_stands_still_ends_the_run(hub: hubs.Hub, tmp_path: Path) -> None:
     hub.add("someone/tiny", make_untrained(tmp_path / "model", hidden_size=192))
     hub.stop_after = loading.CHUNK_BYTES

@@ -97,6 +97,7 @@ async def blocks_its_loop(task: Any, llm: agl.LLM, rollout: agl.RolloutInfo) -> 
     return float(os.getpid())
 
 
+@pytest.mark.night
 def test_a_worker_whose_agent_overran_is_replaced(tmp_path: Path, no_process_left: None) -> None:
     done = fit(blocks_its_loop, [{}], tmp_path, runners="process", n_workers=1, timeout=1.5)
     [[first, second]] = attempts(tmp_path)
@@ -180,6 +181,7 @@ def test_an_agent_that_cannot_be_imported_is_an_error_before_anything_runs(tmp_p
         fit(f"{tmp_path / 'broken.py'}:agent", [{}], tmp_path / "run", runners="process")
 
 
+@pytest.mark.night
 def test_an_agent_whose_import_starts_a_thread(tmp_path: Path, no_process_left: None) -> None:
     """It cannot be forked safely, so every worker imports it for itself."""
     (tmp_path / "threaded.py").write_text(
@@ -277,6 +279,7 @@ def descendants(pid: int) -> set[int]:
     return children | {p for child in children for p in descendants(child)}
 
 
+@pytest.mark.night
 def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path, no_process_left: None) -> None:
     killed = tmp_path / "killed"
 

@@ -61,6 +61,7 @@ def test_system_prompts_of_which_one_matters(tmp_path: Path) -> None:
     assert all(load_prompts(tmp_path / "prompts")[name].observed.startswith("You") for name in ("planner", "writer"))  # type: ignore[union-attr]
 
 
+@pytest.mark.night
 def test_same_seed_same_result(tmp_path: Path) -> None:
     searches = []
     with rule_provider() as provider:

@@ -99,6 +99,7 @@ def test_a_killed_actor_and_a_stuck_agent(two_nodes: Any, tmp_path: Path) -> Non
     assert ray.is_initialized()
 
 
+@pytest.mark.night
 def test_the_rollouts_of_a_dead_node_are_run_elsewhere(two_nodes: Any, tmp_path: Path) -> None:
     given = tasks(tmp_path / "notes", "wait", "wait")
     doomed = str(two_nodes.second.all_processes["raylet"][0].process.pid)

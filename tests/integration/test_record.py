@@ -71,6 +71,7 @@ def trainer(model: Path, directory: Path, *hooks: agl.Hook) -> agl.Trainer:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_a_training_that_fails_and_resumes_leaves_its_history_and_its_rollouts(model: Path, tmp_path: Path) -> None:
     with pytest.raises(AglError, match="all 8 rollouts"):
         trainer(model, tmp_path, Breaks()).fit(talk, TASKS, TASKS[:2])

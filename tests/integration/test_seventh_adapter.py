@@ -166,6 +166,7 @@ except ImportError as error:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_an_adapter_that_cannot_be_imported_is_named_and_left_out(with_adapter: Environment) -> None:
     hidden = "import sys; sys.modules['agl_tinyagents'] = None\nimport agl\n"
     done = with_adapter.run("-c", hidden + "print(agl.wrap(lambda task: task, name='f').name)")

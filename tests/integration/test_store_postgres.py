@@ -248,6 +248,7 @@ def test_a_lease_whose_answer_was_lost_is_found_again(postgres: Server, url: str
     asyncio.run(scenario())
 
 
+@pytest.mark.night
 def test_a_database_that_stays_away_is_an_error_and_its_return_is_noticed(
     mortal: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def loaded(path: Path, cache: Path) -> Any:
     return load_dataset("json", data_files=str(path), split="train", cache_dir=str(cache))
 
 
+@pytest.mark.night
 def test_sft_trainer_takes_the_tokens(recorded: Path, model: Any, untrained_model: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer

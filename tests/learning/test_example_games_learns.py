@@ -21,6 +21,7 @@ from examples.games.kuhn.strategy import read_strategy
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.night
 def test_kuhn_gets_less_exploitable(tmp_path: Path) -> None:
     (points,) = kuhn.main(["--tiny", "--short", "--steps", "6", "--out", str(tmp_path)]).values()
     print(points)
