@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from agl import semconv
 from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
@@ -15,7 +16,7 @@ from agl.mdp.faults import Fault
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
-from agl.mdp.types import Call, Reward, Trajectory, Transition
+from agl.mdp.types import Call, Reward, Trajectory, Transition, without_superseded
 
 CreditedReward = tuple[Reward, str | None]
 """A reward and the id of the call that earned it; None for the whole rollout."""
@@ -130,7 +131,7 @@ def build_trajectory(
         elsewhere=tuple(s for s in requests if s.span_id not in answered and is_elsewhere(s)),
         fault=Fault.of_spans(index.spans.values()),
     )
-    return attempt_trajectory.with_rewards(credited)
+    return attempt_trajectory.with_rewards(without_superseded(credited, itemgetter(0)))
 
 
 def require_trainable(trajectory: AttemptTrajectory, selection: Selection) -> None:

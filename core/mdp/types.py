@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from agl import semconv
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
+
+T = TypeVar("T")
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 
@@ -42,10 +45,11 @@ class Reward:
         name: what is rewarded; "reward" if the user named nothing.
         value: a finite number, float64.
         source: where it comes from: "return" (the result of the agent or of `reward=`), "emit" (`agl.emit_reward`),
-            "air" or "group" (`Trainer(group_reward=)`).
+            "air", "group" (`Trainer(group_reward=)`) or "label" (a person, afterwards).
         span_id: the span it was emitted in (hex, 16 digits); None for a reward of the whole rollout.
         primary: whether it counts towards returns; a dict of rewards has one primary entry.
         agent: the only agent that it is for, where a reward of the whole rollout names one.
+        explanation: why, in words.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Reward:
     span_id: str | None = None
     primary: bool = True
     agent: str | None = None
+    explanation: str | None = None
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -64,6 +69,7 @@ class Reward:
             semconv.REWARD_PRIMARY: self.primary,
             semconv.REWARD_SOURCE: self.source,
             semconv.REWARD_AGENT: self.agent,
+            semconv.EVALUATION_EXPLANATION: self.explanation,
         }
 
     @classmethod
@@ -75,15 +81,28 @@ class Reward:
         """
         if attributes.get(semconv.OPERATION_NAME) != semconv.REWARD:
             return None
-        agent = attributes.get(semconv.REWARD_AGENT)
+        agent, explanation = attributes.get(semconv.REWARD_AGENT), attributes.get(semconv.EVALUATION_EXPLANATION)
+        withdrawn = attributes.get(semconv.REWARD_SOURCE) == semconv.LABEL and semconv.REWARD_VALUE not in attributes
         return cls(
             str(attributes[semconv.REWARD_NAME]),
-            float(attributes[semconv.REWARD_VALUE]),
+            math.nan if withdrawn else float(attributes[semconv.REWARD_VALUE]),
             str(attributes.get(semconv.REWARD_SOURCE, "emit")),
             parent_id,
             bool(attributes.get(semconv.REWARD_PRIMARY, True)),
             agent=None if agent is None else str(agent),
+            explanation=None if explanation is None else str(explanation),
         )
+
+
+def without_superseded(entries: Sequence[T], reward_of: Callable[[T], Reward]) -> list[T]:
+    """Every reward but labels that a later one of the same name replaces or withdraws.
+
+    Args:
+        entries: of an attempt, in order of time. reward_of: the reward in each.
+    """
+    labels = {reward.name: reward for reward in map(reward_of, entries) if reward.source == semconv.LABEL}
+    given = {id(reward) for reward in labels.values() if not math.isnan(reward.value)}
+    return [e for e in entries if reward_of(e).source != semconv.LABEL or id(reward_of(e)) in given]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

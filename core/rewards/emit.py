@@ -126,7 +126,9 @@ def evaluation(reward: Reward, call_id: str | None = None) -> dict[str, Any]:
     Args:
         call_id: of the call that earned it, if one did.
     """
-    facts = {semconv.EVALUATION_NAME: reward.name, semconv.EVALUATION_SCORE: reward.value}
+    facts: dict[str, Any] = {semconv.EVALUATION_NAME: reward.name, semconv.EVALUATION_SCORE: reward.value}
+    if reward.explanation is not None:
+        facts[semconv.EVALUATION_EXPLANATION] = reward.explanation
     return facts if call_id is None else {**facts, semconv.RESPONSE_ID: call_id}
 
 

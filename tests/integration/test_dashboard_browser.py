@@ -21,6 +21,7 @@ from dashboards import CONTROL, HOSTILE, Dashboard, served, train_arithmetic, tr
 from launching import PROGRAMS, environment, launch
 from rules import HELD_OUT, fit, gepa, rule_provider, template_agent
 from running import say
+from tiny_run import train as train_tiny
 
 import agl
 from agl.testing.provider import serve
@@ -570,6 +571,46 @@ def test_runs_are_searched_and_ordered(chromium: Any, site: Dashboard) -> None:
         ends = {run["run_id"]: run["ends"]["val/reward"][-1][1] for run in site.json("runs")["runs"]}
         shown = [row.locator("a").inner_text() for row in rows.all()]
         assert [ends[name] for name in shown] == sorted(ends.values(), reverse=True)
+
+
+def test_notes_and_labels_are_written_by_hand(chromium: Any, untrained_model: Path, tmp_path: Path) -> None:
+    """A label, a name with tags, deleting and its undo; each is there after the page was loaded anew."""
+    result = train_tiny(untrained_model, tmp_path, steps=1)
+    with served(tmp_path) as site:
+        rollout = site.json(f"0/runs/{result.run_id}/steps/train/0")["rollouts"][0]["rollout_id"]
+        with opened(chromium, site, f"/0/rollout/{rollout}") as page:
+            page.get_by_label("your label").fill("0.5")
+            page.get_by_label("why").fill("half right")
+            page.get_by_role("button", name="Label", exact=True).click()
+            page.get_by_role("button", name="Withdraw 0.5").wait_for()
+            row = page.locator("table.rewards tr", has_text="half right")
+            assert "0.5" in row.inner_text()
+            picture(page, "label")
+            fits(page)
+            page.reload()
+            page.get_by_role("button", name="Withdraw 0.5").click()
+            page.get_by_role("button", name="Label", exact=True).wait_for()
+        with opened(chromium, site, f"/0/run/{result.run_id}") as page:
+            page.get_by_role("button", name="Name, tags, note").click()
+            page.get_by_label("name").fill("<b>mine</b>")
+            page.get_by_label("tags").fill("baseline, cheap")
+            page.get_by_label("note").fill("before the new tool")
+            picture(page, "noted")
+            page.get_by_role("button", name="Save").click()
+            page.get_by_role("heading", name="<b>mine</b>").wait_for()
+            assert page.locator(".noted .tag").all_inner_texts() == ["baseline", "cheap"]
+            assert page.get_by_role("button", name="Stop after this step").count() == 0  # it has ended
+            page.get_by_role("button", name="Delete").click()
+            page.get_by_role("button", name="Restore").wait_for()
+            fits(page)
+        with opened(chromium, site) as page:
+            page.get_by_text("yet. A run appears").wait_for()
+            page.get_by_role("link", name="Deleted runs").click()
+            page.get_by_role("link", name="<b>mine</b>").click()
+            page.get_by_role("button", name="Restore").click()
+            page.get_by_role("button", name="Delete").wait_for()
+            page.goto(f"{site.link}")
+            page.get_by_role("link", name="<b>mine</b>").wait_for()
 
 
 def test_the_curve_has_tokens_and_time_as_x_and_zooms_without_opening_a_step(chromium: Any, site: Dashboard) -> None:

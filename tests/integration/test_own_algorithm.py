@@ -84,7 +84,7 @@ class StopAfter(agl.Callback):
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_step_end(self, run: Any, entry: dict[str, Any]) -> None:
+    def on_step(self, run: Any, entry: Any) -> None:
         if entry["step"] >= self.step:
             run.stop("as asked")
 

@@ -102,6 +102,11 @@ class Dashboard:
         headers = ({"authorization": f"Bearer {key}"} if key else {}) | options.pop("headers", {})
         return httpx.get(f"{self.url}/{path}", headers=headers, timeout=60, **options)
 
+    def post(self, path: str, value: Any) -> httpx.Response:
+        return httpx.post(
+            f"{self.url}/api/{path}", json=value, headers={"authorization": f"Bearer {self.key}"}, timeout=60
+        )
+
     def json(self, path: str) -> Any:
         answer = self.get(f"api/{path}")
         assert answer.status_code == 200, answer.text

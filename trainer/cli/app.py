@@ -531,12 +531,77 @@ app.add_typer(store_app, name="store")
 @app.command(epilog="Example: agl runs agl-runs")
 def runs(
     places: Places = None,
+    deleted: Annotated[bool, typer.Option("--deleted", help="List deleted runs instead.")] = False,
     json_file: Json = None,
 ) -> None:
     """List training runs: how far they are, and their first and last rewards."""
     from agl.trainer.cli.runs import list_runs
 
-    write_json(json_file, list_runs(places or []))
+    write_json(json_file, list_runs(places or [], deleted=deleted))
+
+
+Run = Annotated[str, typer.Argument(help="Id of a run, or its beginning.")]
+
+
+@app.command(epilog='Example: agl note run-3f2 --tag baseline --text "before the new tool"')
+def note(
+    run: Run,
+    name: Annotated[str | None, typer.Option(help="Name to show for the run.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Tag to add (repeatable).")] = None,
+    untag: Annotated[list[str] | None, typer.Option(help="Tag to remove (repeatable).")] = None,
+    text: Annotated[str | None, typer.Option(help="Text, in place of the one before.")] = None,
+    delete: Annotated[
+        bool | None,
+        typer.Option("--delete/--restore", help="Hide the run from lists, or show it again; nothing is lost."),
+    ] = None,
+    store: StoreOption = None,
+    json_file: Json = None,
+) -> None:
+    """Name, tag, annotate, delete or restore a run."""
+    from agl.trainer.cli.runs import note_run
+
+    changes = {"name": name, "note": text, "deleted": delete}
+    facts = note_run(store, run, {k: v for k, v in changes.items() if v is not None}, tag or (), untag or ())
+    write_json(json_file, facts)
+    noted = (f"name {facts['name']!r}" if facts["name"] else "", *facts["tags"], facts["note"])
+    deleted = "deleted" if facts["deleted_at"] else ""
+    typer.echo(printable(" · ".join((facts["run_id"], *filter(None, (*noted, deleted))))))
+
+
+@app.command(epilog="Example: agl stop run-3f2")
+def stop(
+    run: Run,
+    store: StoreOption = None,
+    json_file: Json = None,
+) -> None:
+    """Have a run end after its current step, with a checkpoint; it can be resumed."""
+    from agl.trainer.cli.runs import stop_run
+
+    facts = stop_run(store, run)
+    write_json(json_file, facts)
+    typer.echo(printable(f"{facts['run_id']} ends after its current step, {facts['step'] + 1}"))
+
+
+@app.command(epilog='Example: agl label ro-1f3 0 --note "right number, wrong reason"')
+def label(
+    rollout: Annotated[str, typer.Argument(help="Id of a rollout, or its beginning.")],
+    value: Annotated[float | None, typer.Argument(help="A number, such as 1 for good and 0 for bad.")] = None,
+    name: Annotated[str, typer.Option(help="What is judged.")] = "label",
+    note: Annotated[str | None, typer.Option(help="Why.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Withdraw the label.")] = False,
+    store: StoreOption = None,
+    json_file: Json = None,
+) -> None:
+    """Label a rollout yourself: a reward beside its own, for agl.traces(where=agl.reward("label") >= 1)."""
+    from agl.errors import ConfigError
+    from agl.trainer.report.labels import label as put
+    from agl.trainer.store.location import read_store
+
+    if remove == (value is not None):
+        raise ConfigError("a value with --remove" if remove else "no value", hint="agl label ROLLOUT 1, or --remove")
+    rollout_id = read_store(store, lambda opened: put(opened, rollout, value, name=name, note=note))
+    write_json(json_file, {"rollout_id": rollout_id, "name": name, "value": value, "note": note})
+    typer.echo(printable(f"{rollout_id}  {name} {'withdrawn' if value is None else f'{value:g}'}"))
 
 
 @app.command(epilog="Example: agl dashboard agl-runs/a --open")

@@ -1,4 +1,5 @@
-"""The dashboard's ASGI application: the page, its files, and a JSON API that reads stores and writes nothing.
+"""The dashboard's ASGI application: the page, its files, and a JSON API that reads stores and writes only what a
+person notes on runs and rollouts.
 
 An operator's key opens the API; the files hold nothing of a run. What the page may load and do is in `_POLICY`.
 """
@@ -23,7 +24,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agl.errors import AglError, NotStoredError, StoreError
+from agl.errors import AglError, ConfigError, NotStoredError, StoreError
 from agl.texts import printable
 from agl.tracing.inferred import completed
 from agl.trainer.dashboard import views
@@ -31,10 +32,12 @@ from agl.trainer.dashboard.compare import Validation, compare
 from agl.trainer.dashboard.sources import Source
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.errors import describe_error, error_handlers
-from agl.trainer.http.limits import Refused
+from agl.trainer.http.limits import Refused, json_body
 from agl.trainer.http.responses import answer
 from agl.trainer.report.alerts import Watch
+from agl.trainer.report.labels import label
 from agl.trainer.report.rollout_report import describe
+from agl.trainer.run.about import LONGEST, about, ask_to_stop, note, shown, stop_asked
 from agl.trainer.run.candidates import candidates
 from agl.trainer.store.base import Runs, Store
 from agl.trainer.store.types import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, TrainingRun
@@ -88,10 +91,13 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
         Route("/api/{store:int}/runs/{run}/metrics", api.read(api.metrics)),
         Route("/api/{store:int}/runs/{run}/now", api.read(api.now)),
         Route("/api/{store:int}/runs/{run}/prompts", api.read(api.prompts)),
+        Route("/api/{store:int}/runs/{run}/about", api.read(api.note), methods=["POST"]),
+        Route("/api/{store:int}/runs/{run}/stop", api.read(api.stop), methods=["POST"]),
         Route(step, api.read(api.step)),
         Route("/api/{store:int}/rollouts", api.read(api.rollouts)),
         Route("/api/{store:int}/rollouts/{rollout}", api.read(api.rollout)),
         Route("/api/{store:int}/rollouts/{rollout}/group", api.read(api.group)),
+        Route("/api/{store:int}/rollouts/{rollout}/label", api.read(api.label), methods=["POST"]),
         Route("/api/{store:int}/runners", api.read(api.runners)),
         Route("/metrics", api.read(api.guide_metrics)),
         Route("/agents", api.read(api.guide_agents)),
@@ -129,6 +135,8 @@ def _describe(request: Request, error: Exception) -> tuple[dict[str, Any], int]:
     body, status = describe_error(request, error)
     if isinstance(error, NotStoredError):
         status = 404
+    elif isinstance(error, ConfigError):
+        status = 400
     elif isinstance(error, HTTPException) and not isinstance(error, Refused):
         body["error"]["hint"] = "the page is at /"
     return {"error": views.shown(body["error"])}, status
@@ -202,33 +210,52 @@ class _Api:
         return {"stores": [printable(source.name) for source in self._sources]}
 
     async def runs(self, request: Request) -> Any:
-        """Runs of all stores, or of `store`, newest first; `older`: by store the run after which the rest begins."""
+        """Runs of all stores, or of `store`, newest first; `older`: by store the run after which the rest begins. With
+        `deleted` those that were deleted."""
         chosen = _number(request, "store", None, most=len(self._sources) - 1)
         numbers = range(len(self._sources)) if chosen is None else [chosen]
-        after = _text(request, "after")
-        pages = await asyncio.gather(*(self._runs(number, after) for number in numbers))
+        after, deleted = _text(request, "after"), bool(_number(request, "deleted", 0, most=1))
+        pages = await asyncio.gather(*(self._runs(number, after, deleted) for number in numbers))
         return {
             "runs": sorted((r for runs, _, _ in pages for r in runs), key=lambda r: -r["created_at"]),
             "stores": [facts for _, facts, _ in pages],
             "older": {number: older for number, (_, _, older) in zip(numbers, pages, strict=True) if older},
         }
 
-    async def _runs(self, number: int, after: str | None) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
+    async def _runs(
+        self, number: int, after: str | None, deleted: bool
+    ) -> tuple[list[dict[str, Any]], dict[str, Any], str | None]:
         facts: dict[str, Any] = {"store": number, "name": printable(self._sources[number].name), "error": None}
         try:
             store = await self._sources[number].store()
-            runs = await store.query_runs(after=after, limit=PAGE)
+            page, notes = await asyncio.gather(store.query_runs(after=after, limit=PAGE), about(store))
+            runs = shown(page, notes, deleted=deleted)
             ends = await store.query_metrics([r.run_id for r in runs], names=_ENDS, ends=True) if runs else []
         except AglError as error:
             # The other stores are shown.
             return [], {**facts, "error": views.shown({"message": error.message, "hint": error.hint})}, None
-        rows = [views.run_json(r, [m for m in ends if m.run_id == r.run_id]) | {"store": number} for r in runs]
-        return rows, facts, runs[-1].run_id if len(runs) == PAGE else None
+        rows = [
+            views.run_json(r, [m for m in ends if m.run_id == r.run_id], notes.get(r.run_id)) | {"store": number}
+            for r in runs
+        ]
+        return rows, facts, page[-1].run_id if len(page) == PAGE else None
 
     async def run(self, request: Request) -> Any:
         store, run = await self._run(request)
         ends = await store.query_metrics([run.run_id], names=_ENDS, ends=True)
-        return views.run_json(run, ends) | {"store_name": printable(self._source(request).name)}
+        facts = {"store_name": printable(self._source(request).name), "stopping": await stop_asked(store, run.run_id)}
+        return views.run_json(run, ends, (await about(store)).get(run.run_id)) | facts
+
+    async def note(self, request: Request) -> Any:
+        """Change what is noted on a run: "name", "tags", "note", "deleted"."""
+        store, run = await self._run(request)
+        return views.shown(asdict(await note(store, run.run_id, await _changes(request))), views.SHORT_TEXT)
+
+    async def stop(self, request: Request) -> Any:
+        """Have the run end after its current step."""
+        store, run = await self._run(request)
+        await ask_to_stop(store, run.run_id)
+        return {"stopping": True}
 
     async def metrics(self, request: Request) -> Any:
         """Numbers of later steps than `after`, of `names` alone if they are given; `more` if there are further ones."""
@@ -354,6 +381,18 @@ class _Api:
             raise StoreError("the rollout belongs to no step of a run", rollout=rollout.rollout_id)
         return {"group": printable(rollout.group), "rollouts": [views.summary_json(summary) for summary in summaries]}
 
+    async def label(self, request: Request) -> Any:
+        """Label a rollout with "value", a number or null to withdraw the label, and a "note"."""
+        store = await self._store(request)
+        changes = await _changes(request)
+        value, text = changes.get("value"), changes.get("note")
+        if not (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
+            raise Refused(400, "the value is a number, or null to withdraw the label", "invalid_request")
+        if not (text is None or isinstance(text, str)):
+            raise Refused(400, "the note is a text", "invalid_request")
+        labeled = await label(store, _id(request.path_params["rollout"]), value, note=(text or "")[:LONGEST] or None)
+        return {"rollout_id": printable(labeled)}
+
     # -- more -----------------------------------------------------------------------------------------------------
     async def runners(self, request: Request) -> Any:
         """What every runner is doing: the open attempts, longest-running first, by worker."""
@@ -477,6 +516,13 @@ def _id(text: str) -> str:
     if not text or len(text) > _LONGEST_ID:
         raise Refused(400, f"an id has 1 to {_LONGEST_ID} characters", "invalid_request")
     return text
+
+
+async def _changes(request: Request) -> dict[str, Any]:
+    changes = await json_body(request, 3)
+    if not isinstance(changes, dict):
+        raise Refused(400, "the body is an object of JSON", "invalid_request")
+    return changes
 
 
 def _mode(text: str) -> Mode:

@@ -18,6 +18,7 @@ from agl.texts import printable
 from agl.trainer.report import alerts
 from agl.trainer.report.rollout_report import CallReport, RolloutReport
 from agl.trainer.report.trace_tree import as_json, error_line
+from agl.trainer.run.about import About
 from agl.trainer.run.candidates import Candidate, changes
 from agl.trainer.store.types import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
 
@@ -66,12 +67,15 @@ def cut(text: str, longest: int) -> str:
     return f"{printable(text[:longest])} … ({len(text) - longest:,} more characters)"
 
 
-def run_json(run: TrainingRun, ends: Sequence[Metric] = ()) -> dict[str, Any]:
-    """A run. `ends`: its first and last values of some metrics, as `{name: [[step, value], ...]}`."""
+def run_json(run: TrainingRun, ends: Sequence[Metric] = (), about: About | None = None) -> dict[str, Any]:
+    """A run. `ends`: its first and last values of some metrics, as `{name: [[step, value], ...]}`. `about`: what was
+    noted on it."""
     values: dict[str, list[list[Any]]] = defaultdict(list)
     for metric in ends:
         values[metric.name].append([metric.step, metric.value])
-    return shown({**asdict(run), "config": dict(run.config), "ends": values}, SHORT_TEXT)
+    about = about or About()
+    noted = {"name": about.name or run.name, "about": asdict(about)}
+    return shown({**asdict(run), "config": dict(run.config), "ends": values, **noted}, SHORT_TEXT)
 
 
 def metric_columns(metrics: Sequence[Metric]) -> dict[str, Any]:

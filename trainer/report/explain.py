@@ -248,4 +248,6 @@ def _reward(reward: Reward) -> str:
         notes.append(f"for {reward.agent} alone")
     if not reward.primary:
         notes.append("not primary")
+    if reward.explanation is not None:
+        notes.append(reward.explanation)
     return f"{reward.name} {reward.value:g} ({', '.join(notes)})"

@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from agl import semconv
 from agl.errors import NotStoredError
-from agl.mdp.types import Reward
+from agl.mdp.types import Reward, without_superseded
 from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.records import TOKEN_BYTES, upsert
 from agl.trainer.store.sql.rollouts import chunks, matching, statuses
@@ -227,9 +227,12 @@ def _rewards(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, li
             except (KeyError, TypeError, ValueError):
                 # Another program's span; training refuses its rollout, and a table is to show the others.
                 continue
-            if reward is not None and math.isfinite(reward.value):
+            if reward is not None:
                 rewards[rollout_id].append(reward)
-    return rewards
+    return {
+        rollout_id: [r for r in without_superseded(several, lambda r: r) if math.isfinite(r.value)]
+        for rollout_id, several in rewards.items()
+    }
 
 
 def _no_run(run_id: str) -> NotStoredError:

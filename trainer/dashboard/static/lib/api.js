@@ -39,14 +39,24 @@ export class ApiError extends Error {
 }
 
 // The answer of a path below api/. Raises ApiError.
-export async function get(path, signal) {
+export const get = (path, signal) => ask(path, { signal });
+
+// Send a value to a path below api/, and have everything on the page read again. Raises ApiError.
+export async function send(path, value) {
+  const headers = { "content-type": "application/json" };
+  const body = await ask(path, { method: "POST", headers, body: JSON.stringify(value) });
+  dispatchEvent(new Event("written"));
+  return body;
+}
+
+async function ask(path, { headers = {}, ...options }) {
   const key = sessionStorage.getItem(KEY);
   let response;
   try {
     response = await fetch(`api/${path}`, {
-      headers: key ? { authorization: `Bearer ${key}` } : {},
-      signal,
+      headers: key ? { ...headers, authorization: `Bearer ${key}` } : headers,
       cache: "no-store",
+      ...options,
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -87,11 +97,13 @@ export function useData(path, { every = 0, read = get } = {}) {
     load();
     document.addEventListener("visibilitychange", visible);
     addEventListener("keychange", retry);
+    addEventListener("written", retry);
     return () => {
       abort.abort();
       clearTimeout(timer);
       document.removeEventListener("visibilitychange", visible);
       removeEventListener("keychange", retry);
+      removeEventListener("written", retry);
     };
   }, [path, again, Boolean(every)]);
   const current = state.path === path;

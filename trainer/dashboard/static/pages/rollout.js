@@ -8,6 +8,7 @@ import { Spans } from "../lib/spans.js";
 import { ColorSwitch, FOLDED, Tokens } from "../lib/tokens.js";
 import { Crumbs, Fact, Failure, Link, Loaded, Switch, Value } from "../lib/ui.js";
 import { trail } from "./group.js";
+import { Label } from "./noted.js";
 
 export function Rollout({ store, id, query }) {
   const path = `${store}/rollouts/${encodeURIComponent(id)}${query.attempt ? `?attempt=${query.attempt}` : ""}`;
@@ -55,6 +56,7 @@ function View({ store, path, first, query }) {
       ${first.output !== undefined && html`<div><h2>output</h2><pre class="value">${first.output ?? "–"}</pre></div>`}
     </section>
     <${Rewards} report=${first} calls=${calls} />
+    ${first.rewards && html`<${Label} key=${rollout.rollout_id} store=${store} rollout=${rollout.rollout_id} rewards=${first.rewards} />`}
     <${Attempts} attempts=${attempts} shown=${first.attempt} />
     ${first.calls &&
     html`
@@ -132,7 +134,7 @@ function Rewards({ report, calls }) {
           <td>${reward.name}${reward.primary ? "" : html` <span class="dim">(not primary)</span>`}</td>
           <td class="right num">${num(reward.value)}</td>
           <td>${call ? html`<a href=${hereWith({ view: "tokens", call: call.position })}>call ${call.index}</a> · ${call.agent}` : html`the whole rollout${reward.agent ? ` of ${reward.agent}` : ""}`}</td>
-          <td class="dim">${{ return: "the reward function", emit: "emit_reward", air: "AIR" }[reward.source] || reward.source}</td>
+          <td class="dim">${{ return: "the reward function", emit: "emit_reward", air: "AIR", label: "a person" }[reward.source] || reward.source}${reward.explanation && html`<div>${reward.explanation}</div>`}</td>
         </tr>`,
       )}
     </tbody>

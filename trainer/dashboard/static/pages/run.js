@@ -4,6 +4,7 @@ import { get, useData } from "../lib/api.js";
 import { ago, byName, clock, dollars, duration, num, oneLine, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { href, stepPath } from "../lib/route.js";
+import { Noted } from "./noted.js";
 import { Prompts } from "./prompts.js";
 import { Crumbs, Fact, Loaded, Status, Switch, Value, statusOf } from "../lib/ui.js";
 
@@ -96,6 +97,7 @@ function View({ store, run, metrics }) {
       <${Status} of=${statusOf(run)} />
       <span class="dim">${[run.algorithm, run.name ? run.run_id : ""].filter(Boolean).join(" · ")}</span>
     </div>
+    <${Noted} key=${run.run_id} store=${store} run=${run} />
     ${run.error && html`<div class="failure"><p>${run.error}</p></div>`}
     <dl class="facts">
       <${Fact} label=${isSearch ? "validation reward" : "held-out reward"} title="first → last validation"><${Ends} values=${values["val/reward"]} /><//>

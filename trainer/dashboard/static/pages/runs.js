@@ -4,9 +4,10 @@ import { get, useData } from "../lib/api.js";
 import { ago, clock, num } from "../lib/format.js";
 import { href, runPath, setQuery } from "../lib/route.js";
 import { Failure, Link, Loaded, Status, statusOf } from "../lib/ui.js";
+import { Tags } from "./noted.js";
 
 export function Runs({ query }) {
-  const state = useData("runs", { every: 5000 });
+  const state = useData(query.deleted ? "runs?deleted=1" : "runs", { every: 5000 });
   document.title = "runs · agl";
   return html`<${Loaded} state=${state}>${(data) => html`<${List} data=${data} query=${query} />`}<//>`;
 }
@@ -22,7 +23,7 @@ function List({ data, query }) {
   async function more() {
     try {
       const pages = await Promise.all(
-        Object.entries(next).map(([store, after]) => get(`runs?store=${store}&after=${encodeURIComponent(after)}`)),
+        Object.entries(next).map(([store, after]) => get(`runs?store=${store}&after=${encodeURIComponent(after)}${query.deleted ? "&deleted=1" : ""}`)),
       );
       setOlder({
         runs: [...older.runs, ...pages.flatMap((p) => p.runs)],
@@ -46,7 +47,7 @@ function List({ data, query }) {
     </div>
     ${all.length > 1 &&
     html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
-      <label>search <input type="search" value=${query.text || ""} placeholder="name, algorithm, status, setting" onInput=${(event) => setQuery({ text: event.target.value })} /></label>
+      <label>search <input type="search" value=${query.text || ""} placeholder="name, tag, note, algorithm, status, setting" onInput=${(event) => setQuery({ text: event.target.value })} /></label>
       <label>order
         <select value=${query.order || ""} onChange=${(event) => setQuery({ order: event.target.value })}>
           <option value="">newest first</option>
@@ -60,7 +61,7 @@ function List({ data, query }) {
       .map((s) => html`<div class="failure"><p><strong>${s.name}</strong>: ${s.error.message}</p><p>→ ${s.error.hint}</p></div>`)}
     ${runs.length === 0 && all.length > 0 && html`<p class="empty">No run matches.</p>`}
     ${all.length === 0
-      ? html`<p class="empty">No run in ${data.stores.map((s) => s.name).join(", ")} yet. A run appears here as soon as it starts.</p>`
+      ? html`<p class="empty">${query.deleted ? "No run is deleted." : html`No run in ${data.stores.map((s) => s.name).join(", ")} yet. A run appears here as soon as it starts.`}</p>`
       : runs.length > 0 && html`<div class="scroll"><table class="runs stack">
           <thead><tr>
             <th><span class="unseen">compare</span></th><th>run</th><th>status</th><th class="right">steps</th>
@@ -70,6 +71,7 @@ function List({ data, query }) {
         </table></div>`}
     ${older.error && html`<${Failure} error=${older.error} />`}
     ${Object.keys(next).length > 0 && html`<p><button type="button" onClick=${more}>Older runs</button></p>`}
+    <p class="small"><a href=${href([], query.deleted ? {} : { deleted: 1 })}>${query.deleted ? "All runs" : "Deleted runs"}</a></p>
     <ul class="plain stores">
       ${data.stores
         .filter((s) => !s.error)
@@ -95,7 +97,8 @@ const ORDERS = {
 // Every word is in the run's names, or in a setting as NAME=VALUE.
 function matches(run, text) {
   const settings = Object.entries(run.config).map(([name, value]) => `${name}=${typeof value === "object" ? JSON.stringify(value) : value}`);
-  const all = [run.name, run.run_id, run.algorithm, run.status, run.directory, ...settings].join(" ").toLowerCase();
+  const noted = [...run.about.tags, run.about.note];
+  const all = [run.name, run.run_id, run.algorithm, run.status, run.directory, ...noted, ...settings].join(" ").toLowerCase();
   return text.toLowerCase().split(/\s+/).every((word) => all.includes(word));
 }
 
@@ -105,6 +108,7 @@ function Row({ run, many, stores, ticked, tick }) {
     <td><input type="checkbox" aria-label=${`compare ${run.run_id}`} checked=${ticked.includes(name)} onChange=${() => tick(name)} /></td>
     <td>
       <${Link} class="strong" to=${runPath(run.store, run.run_id)}>${run.name || run.run_id}<//>
+      <${Tags} tags=${run.about.tags} />
       <div class="dim small">${[run.algorithm, run.name ? run.run_id : "", many ? stores.find((s) => s.store === run.store)?.name : ""].filter(Boolean).join(" · ")}</div>
     </td>
     <td><${Status} of=${statusOf(run)} />${run.error && html`<div class="small bad clip" title=${run.error}>${run.error}</div>`}</td>
