@@ -125,10 +125,10 @@ function Call({ call, calls, color, setAt, folded, wanted, token }) {
     ${call.messages.map((m) => html`<${Message} message=${m} />`)}
     ${call.error && html`<p class="bad">${call.error}</p>`}
     ${texts.length > 0 &&
-    html`<div class="tokens" ref=${strip} role="group" aria-label=${`tokens of call ${call.index}; arrow keys move`} onMouseOver=${show} onfocusin=${show} onClick=${show} onKeyDown=${keys}>
+    html`<div class="tokens" ref=${strip} role="list" aria-label=${`tokens of call ${call.index}; arrow keys move`} onMouseOver=${show} onfocusin=${show} onClick=${show} onKeyDown=${keys}>
       ${texts.map((text, i) => {
         const kind = `tok ${classOf(call, i, color)} ${trained[i] && call.dropped === null ? "" : "off"}`;
-        return html`<span class=${kind} data-i=${i} tabindex=${i === 0 ? 0 : -1} aria-label=${ariaOf(call, i)}>${text.replaceAll("\n", "⏎\n")}</span>`;
+        return html`<span class=${kind} role="listitem" data-i=${i} tabindex=${i === 0 ? 0 : -1} aria-label=${ariaOf(call, i)}>${text.replaceAll("\n", "⏎\n")}</span>`;
       })}
     </div>`}
     ${call.rewards.length > 0 && html`<p class="note">earned ${call.rewards.map((r) => `${r.name} ${num(r.value)}`).join(", ")}</p>`}

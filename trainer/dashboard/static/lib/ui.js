@@ -112,7 +112,7 @@ export function TaskText({ task }) {
 }
 
 export function Value({ value }) {
-  return html`<pre class="value">${typeof value === "string" ? value : JSON.stringify(value, null, 2)}</pre>`;
+  return html`<pre class="value" tabindex="0">${typeof value === "string" ? value : JSON.stringify(value, null, 2)}</pre>`;
 }
 
 export function Switch({ label, options, value, onChange }) {

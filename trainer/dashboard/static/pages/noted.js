@@ -45,7 +45,7 @@ export function Noted({ store, run }) {
       </button>`}
       <button type="button" disabled=${busy} onClick=${() => post({ deleted: deletedAt === null })}>${deletedAt === null ? "Delete" : "Restore"}</button>
     </div>
-    ${note && !editing && html`<pre class="value">${note}</pre>`}
+    ${note && !editing && html`<pre class="value" tabindex="0">${note}</pre>`}
     ${editing &&
     html`<form class="card narrow" onSubmit=${save}>
       <label>name <input name="name" value=${run.about.name} maxlength="4000" /></label>

@@ -53,7 +53,7 @@ function View({ store, path, first, query }) {
     ${first.pruned ? html`<${Pruned} trained=${first.trained} />` : html`<${Facts} ...${{ rollout, first, calls }} />`}
     <section class="card two">
       <div><h2>task</h2><${Value} value=${rollout.task} /></div>
-      ${first.output !== undefined && html`<div><h2>output</h2><pre class="value">${first.output ?? "–"}</pre></div>`}
+      ${first.output !== undefined && html`<div><h2>output</h2><pre class="value" tabindex="0">${first.output ?? "–"}</pre></div>`}
     </section>
     <${Rewards} report=${first} calls=${calls} />
     ${first.rewards && html`<${Label} key=${rollout.rollout_id} store=${store} rollout=${rollout.rollout_id} rewards=${first.rewards} />`}
@@ -154,7 +154,7 @@ function Attempts({ attempts, shown }) {
         ${attempts.length > 1 && a.attempt !== shown ? html`<a href=${hereWith({ attempt: a.attempt })}>attempt ${a.attempt}</a>` : html`attempt ${a.attempt}`}
         <span class="status ${{ succeeded: "good", failed: "bad", timeout: "bad" }[a.status] || "warn"}">${a.status}</span>
         <span class="dim">${a.worker_id || ""}</span>
-        ${a.error && html`<details><summary class="bad clip">${a.cause}</summary><pre class="value">${a.error}</pre></details>`}
+        ${a.error && html`<details><summary class="bad clip">${a.cause}</summary><pre class="value" tabindex="0">${a.error}</pre></details>`}
       </li>`,
     )}
   </ul></section>`;
