@@ -11,7 +11,8 @@ agent requested are counted. `generate` computes no log-probs, the engine does. 
 first three on weights of that dtype, the policy process by autocast over the float32 weights that it trains.
 
 Then the prefix cache: the rollouts of one task, over several turns, with one cache for all of them, with a cache for
-each conversation, and with none; prompt tokens computed, and seconds of the sides in turn.
+each conversation, and with none; prompt tokens computed, and seconds of the sides in turn. And what one long
+conversation costs many short ones.
 
 With a model on CPU, agl's engine, transformers, llama.cpp and vLLM take turns on the same conversations instead, each
 in a new process, some with weights of lower precision, too. llama.cpp needs a GGUF file; `--llama-python` and
@@ -55,6 +56,10 @@ ALONE = 8
 """Agents at most that `generate` answers one call at a time; its rate is that of any number of them."""
 ROLLOUTS, ROLLOUT_TURNS, PROMPT = 8, 4, 2000
 """Of the cases with a shared prompt."""
+
+
+LONG, SHORT_ROWS, SHORT_ANSWER = 4_000, 31, 100
+"""Tokens of the long row; the short rows beside it, and the tokens of their answers."""
 
 
 def conversations(n: int, vocabulary: int, prompt_tokens: int, answer_tokens: int, seed: int = 0) -> list[Agent]:
@@ -236,6 +241,35 @@ def compare_caches(model, tokenizer, device: torch.device, repeats: int) -> dict
     }
 
 
+def beside_a_long_row(model, tokenizer, device: torch.device, repeats: int) -> dict[str, float]:
+    """Print and return tokens per second of many short rows: alone, and beside one row of many tokens."""
+    rates: dict[str, list[float]] = {"alone": [], "beside a long row": []}
+    for _ in range(repeats + 1):
+        for name in rates:
+            engine = LocalEngine(model, tokenizer, device=device, max_context=2 * LONG)
+            rng = np.random.default_rng(0)
+            others = 0 if name == "alone" else 1
+            if others:
+                ids = rng.integers(1, engine.vocabulary, LONG).astype(np.int32)
+                engine.submit(-1, ids, Sampling(max_tokens=LONG))
+            for i in range(SHORT_ROWS):
+                ids = rng.integers(1, engine.vocabulary, 40).astype(np.int32)
+                engine.submit(i, ids, Sampling(max_tokens=SHORT_ANSWER, seed=i))
+            while len(engine._running) < SHORT_ROWS + others:  # everybody's prompt is computed first
+                engine.step()
+            sampled = sum(len(row.tokens) for row in engine._running if row.request_id >= 0)
+            start, done = time.perf_counter(), 0
+            while done < SHORT_ROWS:
+                events = engine.step()
+                done += sum(isinstance(event, Finished) and event.request_id >= 0 for event in events)
+            rates[name].append((SHORT_ROWS * SHORT_ANSWER - sampled) / (time.perf_counter() - start))
+    medians = {name: statistics.median(several[1:]) for name, several in rates.items()}
+    print(f"\n{SHORT_ROWS} rows of 40 + {SHORT_ANSWER} tokens; the long row has {LONG:,}")
+    for name, rate in medians.items():
+        print(f"{name:32s}{rate:12,.0f} tokens/s{rate / medians['alone']:9.2f}x")
+    return medians
+
+
 def random_model(directory: Path, shape: dict[str, int], device: torch.device) -> None:
     """Write a random llama of this shape and a byte tokenizer."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -399,6 +433,7 @@ def main() -> None:
             "engine, through its process": asyncio.run(measure_process()),
         }
         caches = compare_caches(model, tokenizer, device, args.repeats)
+        long_row = beside_a_long_row(model, tokenizer, device, args.repeats)
     parameters = sum(p.numel() for p in model.parameters())
     counts = {"generate, one call at a time": alone}
     rates = {name: counts.get(name, wanted) / statistics.median(times) for name, times in seconds.items()}
@@ -417,6 +452,7 @@ def main() -> None:
             "tokens_per_second": rates,
             "seconds": seconds,
             "shared_prompt": caches,
+            "beside_a_long_row": long_row,
             "ratio_to_loop": {name: rate / base for name, rate in rates.items()},
             "ratio_to_static": {name: rate / rates["generate, static batch"] for name, rate in rates.items()},
         }

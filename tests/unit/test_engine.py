@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,7 @@ from tiny_engine import (
 from agl.trainer.algorithms.loop import PROBE_TOKENS, PROBE_TOLERANCE
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.engine import forward
 from agl.trainer.local.engine.attention import agrees
 from agl.trainer.local.engine.engine import CHUNK_TOKENS
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
@@ -279,9 +282,9 @@ def test_a_conversation_is_prefilled_once_and_gives_the_same_logprobs(model, mon
     widths = []
     run = engine._slots.prefill
 
-    def counted(first, ids, starts, policies):
+    def counted(number, first, ids, starts, policies):
         widths.extend(i.size for i in ids)
-        return run(first, ids, starts, policies)
+        return run(number, first, ids, starts, policies)
 
     monkeypatch.setattr(engine._slots, "prefill", counted)
     prompt = prompts(1)[0]
@@ -388,3 +391,56 @@ def test_stop_texts_are_found_across_tokens_and_inside_characters():
 def test_a_sliding_window_bounds_the_context():
     model = tiny_model("mistral", sliding_window=24)
     assert engine_for(model).max_context == 24
+
+
+# -- rows of different length -----------------------------------------------------------------------------------
+
+of_our_attention = pytest.mark.skipif(DEVICE.type != "cpu", reason="elsewhere one cache holds all rows")
+
+
+@of_our_attention
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+def test_rows_of_different_length_do_not_change_each_other(architecture, monkeypatch):
+    """Rows that come late, leave early, are aborted, and grow out of one cache and the next, in one batch."""
+    monkeypatch.setattr(forward, "SHORTEST", 16)
+    model = tiny_model(architecture)
+    engine = engine_for(model, max_batch=6)
+    assert engine._slots.longest[:3] == [16, 64, 256]
+    rng = np.random.default_rng(0)
+    sizes = [3, 14, 15, 16, 40, 62, 63, 200, 5, 130, 9, 12]
+    asked = [rng.integers(0, engine.vocabulary, size).astype(np.int32) for size in sizes]
+    samplings = [Sampling(max_tokens=5 + 11 * (i % 5), seed=i, temperature=0.9) for i in range(len(sizes))]
+    answers, several = {}, 0
+    for i in range(4):
+        engine.submit(i, asked[i], samplings[i])
+    engine.submit(99, asked[7], samplings[4])
+    waiting = iter(range(4, len(sizes)))
+    for step in itertools.count():
+        if (i := next(waiting, None)) is not None:
+            engine.submit(i, asked[i], samplings[i])
+        if step == 9:
+            engine.abort(99)
+        answers |= {e.request_id: e.completion for e in engine.step() if isinstance(e, Finished)}
+        several += len({row.cache for row in engine._running}) > 1
+        if not engine.has_work:
+            break
+    assert several > 20
+    assert answers.pop(99).finish_reason == "cancelled"
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        assert answers[i].token_ids.size == sampling.max_tokens
+        np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
+
+
+@of_our_attention
+def test_a_long_row_takes_no_memory_of_short_ones(model):
+    """The keys and values of 15 short rows stay in short slots while one long row is decoded beside them."""
+    engine = engine_for(model, max_batch=16, prefix_cache_tokens=0)
+    rng = np.random.default_rng(0)
+    for i in range(15):
+        engine.submit(i, rng.integers(0, engine.vocabulary, 8).astype(np.int32), Sampling(max_tokens=20, seed=i))
+    engine.submit(15, rng.integers(0, engine.vocabulary, 400).astype(np.int32), Sampling(max_tokens=20))
+    engine.step()
+    short, long, *_ = engine._slots.caches
+    assert (short.length, long.length) == (256, 512)
+    assert long.slots < 4
+    assert [row.cache for row in engine._running] == [0] * 15 + [1]

@@ -1,10 +1,13 @@
-"""Attention for cached decoding on CPU: reads grouped keys and values in place; transformers' eager form repeats them.
+"""Attention for cached decoding on CPU: reads grouped keys and values in place, where transformers' eager form repeats
+them, and those of rows of different length from different buffers.
 
 Invariant: it is used only for a model whose logits it reproduces; any other keeps the attention that it has.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +23,23 @@ TOLERANCE = 1e-4
 """Largest difference in logits, relative to the largest logit."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Rows first..last-1 of a pass, which attend to keys and values [rows, key heads, columns, head_dim] of their own,
+    under the additive mask [rows, 1, q, columns]."""
+
+    first: int
+    last: int
+    key: Tensor
+    value: Tensor
+    mask: Tensor
+
+
 def grouped_attention(
     module: Any,
     query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    key: Tensor | Sequence[Part],
+    value: Tensor | Sequence[Part],
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -33,8 +48,8 @@ def grouped_attention(
     """Attention with an additive mask, in the form that transformers' attention modules call.
 
     Args:
-        query: [B, heads, q, head_dim]. key, value: [B, key heads, columns, head_dim].
-        attention_mask: additive, [B, 1, q, columns].
+        query: [B, heads, q, head_dim]. key, value: [B, key heads, columns, head_dim]; or the parts of the batch.
+        attention_mask: additive, [B, 1, q, columns]; not used with parts.
 
     Returns:
         [B, q, heads, head_dim], and no weights.
@@ -43,10 +58,19 @@ def grouped_attention(
         NotImplementedError: the model asks for more than this, such as a soft cap or sinks.
     """
     require_plain(attention_mask, dropout, others, irrelevant="sliding_window")  # it is in the mask
-    out = scaled_dot_product_attention(
-        query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
-    return out.transpose(1, 2).contiguous(), None
+    parts = [Part(0, len(query), key, value, attention_mask)] if isinstance(key, Tensor) else key
+    out = [
+        scaled_dot_product_attention(
+            query[part.first : part.last],
+            part.key,
+            part.value,
+            attn_mask=part.mask,
+            scale=scaling,
+            enable_gqa=query.shape[1] != part.key.shape[1],
+        )
+        for part in parts
+    ]
+    return (out[0] if len(out) == 1 else torch.cat(out)).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(GROUPED, grouped_attention)

@@ -24,7 +24,7 @@ from agl.mdp.selection import DEFAULT_POLICY
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, Sampling, StopReason, check_prompt, check_sampling, empty_completion
 from agl.trainer.local.engine.forward import SlotModel
-from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, common_prefix
+from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, SlotCache, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
 from agl.trainer.local.lora import Adapters
 from agl.trainer.local.memory import training_bytes
@@ -43,7 +43,7 @@ as much."""
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A request: waiting, or running in one slot.
+    """A request: waiting, or running in one slot of the cache of number `cache`.
 
     `cached` tokens are in its slot, of which the tree has the first `stored`, up to the end of `prefix`, which is
     pinned.
@@ -60,6 +60,7 @@ class _Row:
     stop_texts: StopTexts | None
     owner: str | None = None
     version: int | None = None
+    cache: int = 0
     cached: int = 0
     reused: int | None = None
     stored: int = 0
@@ -129,6 +130,7 @@ class LocalEngine:
         self._prefixes = PrefixTree(budget // 2 if prefix_cache_tokens is None else prefix_cache_tokens)
         self.computed_tokens = self.reused_tokens = 0
         self._waiting: deque[_Row] = deque()
+        # Those in the first cache come first; a row's place among them is its slot.
         self._running: list[_Row] = []
         self._next: Tensor | None = None
         self._events: list[EngineEvent] = []
@@ -184,10 +186,10 @@ class LocalEngine:
                 self._waiting.remove(row)
                 self._events.append(Finished(request_id, self._completion(row, "cancelled")))
                 return
-        for slot, row in enumerate(self._running):
+        for place, row in enumerate(self._running):
             if row.request_id == request_id:
                 with torch.inference_mode():
-                    self._leave({slot: "cancelled"}, self._events)
+                    self._leave({place: "cancelled"}, self._events)
                 return
 
     def on_weights_changed(self, version: int, policy: str = DEFAULT_POLICY) -> None:
@@ -210,7 +212,7 @@ class LocalEngine:
             self._pin(row, None)
         self._running = []
         self._next = None
-        self._slots.cache.release()
+        self._slots.release()
 
     def step(self) -> list[EngineEvent]:
         """Let waiting requests in, sample one token for every running row, and report.
@@ -249,12 +251,15 @@ class LocalEngine:
         split = max(1, ids.size - 1 - SCORED_STEPS)
         slots = SlotModel(self._slots.model, self.device, None, 1, self._adapters, like=self._slots)
         with slots.computing():
-            slots.cache.reserve(1, ids.size, 0)
+            number = slots.cache_for(ids.size)
+            slots.caches[number].reserve(1, ids.size, 0)
             logits = [
-                slots.prefill(0, [ids[start : min(split, start + PREFILL_TOKENS)]], [start], [policy], keep=0)[0]
+                slots.prefill(number, 0, [ids[start : min(split, start + PREFILL_TOKENS)]], [start], [policy], keep=0)[
+                    0
+                ]
                 for start in range(0, split, PREFILL_TOKENS)
             ]
-            slots.begin_decode([split], [policy])
+            slots.begin_decode([split], [policy], [int(n == number) for n in range(number + 1)])
             tokens = torch.from_numpy(ids).to(self.device)
             logits += [slots.decode(tokens[t : t + 1]) for t in range(split, ids.size - 1)]
             logprobs = torch.log_softmax(torch.cat(logits).float() / temperature, dim=-1)
@@ -266,12 +271,9 @@ class LocalEngine:
         """Let waiting rows in as far as slots and memory reach, prefill them and sample their first token; whether any
         got in. Rows that share a prefix with one of them stay waiting until it is stored, so that one row computes it.
         """
-        base = len(self._running)
-        longest = max((row.longest for row in self._running), default=0)
         admissible: list[_Row] = []
-        for row in itertools.islice(self._in_turn(), self.max_batch - base):
-            longest = max(longest, row.longest)
-            if self._full(base + len(admissible), longest):
+        for row in itertools.islice(self._in_turn(), self.max_batch - len(self._running)):
+            if self._full([*self._running, *admissible], row):
                 break
             admissible.append(row)
         if not admissible:
@@ -284,24 +286,47 @@ class LocalEngine:
         self._waiting = deque(row for row in self._waiting if row.request_id not in chosen)
 
         newcomers.sort(key=lambda row: row.ids.size - row.cached)
-        self._running.extend(newcomers)
-        self._next = None
-        cache = self._slots.cache
-        cache.reserve(len(self._running), max(row.ids.size for row in newcomers) + 1, base)
-        for slot, row in enumerate(newcomers, start=base):
-            node, parts = matches[row.request_id]
-            self._pin(row, node)
-            cache.write(slot, parts)
-            self.computed_tokens += row.ids.size - row.cached
-            self.reused_tokens += row.cached
-            if row.reused is None:
-                row.reused = row.cached
-        self._sample(base, self._prefill(base, newcomers), events)
+        by_cache: dict[int, list[_Row]] = {}
+        for row in newcomers:
+            row.cache = self._slots.cache_for(row.ids.size + 1)
+            by_cache.setdefault(row.cache, []).append(row)
+        logits = []
+        for number, rows in sorted(by_cache.items()):
+            first = self._join(number, rows)
+            for slot, row in enumerate(rows, start=first):
+                node, parts = matches[row.request_id]
+                self._pin(row, node)
+                self._slots.caches[number].write(slot, parts)
+                self.computed_tokens += row.ids.size - row.cached
+                self.reused_tokens += row.cached
+                if row.reused is None:
+                    row.reused = row.cached
+            logits.append(self._prefill(first, rows))
+        # The rows of an earlier cache come before those of a later one, here as there.
+        self._sample([i for i, row in enumerate(self._running) if row.request_id in chosen], torch.cat(logits), events)
         return True
 
-    def _full(self, rows: int, longest: int) -> bool:
-        """Whether slots or memory are too few for one more row, if each may hold `longest` tokens."""
-        return rows >= self.max_batch or (rows > 0 and (rows + 1) * longest > self._cache_tokens)
+    def _join(self, number: int, rows: Sequence[_Row]) -> int:
+        """Give the rows slots of the cache of that number; the first of these."""
+        before = sum(row.cache < number for row in self._running)
+        first = sum(row.cache == number for row in self._running)
+        self._running[before + first : before + first] = rows
+        self._next = None
+        self._slots.caches[number].reserve(first + len(rows), max(row.ids.size for row in rows) + 1, first)
+        return first
+
+    def _slot(self, place: int) -> tuple[SlotCache, int]:
+        """The cache of the running row in that place, and its slot there."""
+        number = self._running[place].cache
+        return self._slots.caches[number], place - sum(row.cache < number for row in self._running)
+
+    def _full(self, rows: Sequence[_Row], another: _Row) -> bool:
+        """Whether slots or memory are too few for another row beside these."""
+        if len(rows) >= self.max_batch:
+            return True
+        lengths = [row.longest for row in (*rows, another)]
+        needed = sum(lengths) if len(self._slots.caches) > 1 else len(lengths) * max(lengths)
+        return bool(rows) and needed > self._cache_tokens
 
     def _in_turn(self) -> Iterator[_Row]:
         """The waiting rows, one of each owner in turn, those of the owners with the fewest running rows first."""
@@ -317,17 +342,17 @@ class LocalEngine:
         """For each owner that waits and has no running row, put back a row of the owner with the most of them, the one
         that has sampled least: what it has computed is mostly stored."""
         rows = Counter(row.owner for row in self._running)
-        longest = max((row.longest for row in self._running), default=0)
         for owner, first in {row.owner: row for row in reversed(self._waiting)}.items():
             [(most, count)] = rows.most_common(1) or [(None, 0)]
             if count < 2:
                 return
-            if rows[owner] or not self._full(len(self._running), max(longest, first.longest)):
+            if rows[owner] or not self._full(self._running, first):
                 continue
-            slots = [slot for slot, row in enumerate(self._running) if row.owner == most]
-            slot = min(slots, key=lambda slot: len(self._running[slot].tokens))
-            self._store(slot, row := self._running[slot])
-            self._vacate(slot)
+            places = [place for place, row in enumerate(self._running) if row.owner == most]
+            place = min(places, key=lambda place: len(self._running[place].tokens))
+            row = self._running[place]
+            self._store(*self._slot(place), row)
+            self._vacate(place)
             self._waiting.appendleft(row)
             rows[most] -= 1
             rows[owner] += 1
@@ -345,14 +370,14 @@ class LocalEngine:
                 first.append(row)
         return first
 
-    def _store(self, slot: int, row: _Row) -> None:
-        """Put the tokens that a row has computed since the last time into the tree, and pin them."""
+    def _store(self, cache: SlotCache, slot: int, row: _Row) -> None:
+        """Put the tokens that the row in a slot has computed since the last time into the tree, and pin them."""
         if row.prefix is None:
             return
         start, end = row.stored, row.cached
         if start == end:
             return
-        node = self._prefixes.extend(row.prefix, row.ids[start:end], lambda: self._slots.cache.read(slot, start, end))
+        node = self._prefixes.extend(row.prefix, row.ids[start:end], lambda: cache.read(slot, start, end))
         # What follows tokens that are not stored cannot be stored.
         self._pin(row, node)
         row.stored = end
@@ -365,7 +390,7 @@ class LocalEngine:
         row.prefix = prefix
 
     def _prefill(self, base: int, rows: Sequence[_Row]) -> Tensor:
-        """Compute the rows in slots `base`.. up to their last token; the logits that follow it, [rows, V].
+        """Compute the rows in slots `base`.. of their cache up to their last token; the logits after it, [rows, V].
 
         Args:
             rows: those with the fewest tokens to compute first.
@@ -382,35 +407,55 @@ class LocalEngine:
         part = rows[first:last]
         new = [row.ids[row.cached : row.cached + self._chunk] for row in part]
         starts, policies = [row.cached for row in part], [row.policy for row in part]
-        logits = self._slots.prefill(base + first, new, starts, policies)[:, -1]
+        number = part[0].cache
+        logits = self._slots.prefill(number, base + first, new, starts, policies)[:, -1]
         for slot, (row, ids) in enumerate(zip(part, new, strict=True), start=base + first):
             row.cached += ids.size
-            self._store(slot, row)
+            self._store(self._slots.caches[number], slot, row)
         return logits
 
     def _decode(self, events: list[EngineEvent]) -> None:
         """One more token for every running row."""
+        self._grow()
         if self._next is None:
-            self._next = torch.tensor([row.tokens[-1] for row in self._running], device=self.device)
-            self._warp = Warp.of([row.sampling for row in self._running], self.device)
-            self._slots.begin_decode([row.cached for row in self._running], [row.policy for row in self._running])
+            rows = self._running
+            self._next = torch.tensor([row.tokens[-1] for row in rows], device=self.device)
+            self._warp = Warp.of([row.sampling for row in rows], self.device)
+            numbers = Counter(row.cache for row in rows)
+            in_each = [numbers[number] for number in range(len(self._slots.caches))]
+            self._slots.begin_decode([row.cached for row in rows], [row.policy for row in rows], in_each)
         logits = self._slots.decode(self._next)
         for row in self._running:
             row.cached += 1
-        self._next = self._sample(0, logits, events, self._warp)
+        self._next = self._sample(range(len(self._running)), logits, events, self._warp)
 
-    def _sample(self, base: int, logits: Tensor, events: list[EngineEvent], warp: Warp | None = None) -> Tensor | None:
-        """Draw the next token of the rows in slots `base`.., let go those that end; the tokens [rows] if none did."""
-        rows = self._running[base:]
+    def _grow(self) -> None:
+        """Move rows whose next token does not fit into their cache to that of longer rows."""
+        for place, row in reversed([*enumerate(self._running)]):
+            if row.cached < self._slots.longest[row.cache]:
+                continue
+            cache, slot = self._slot(place)
+            computed = cache.read(slot, 0, row.cached)
+            self._close(place)
+            row.cache = self._slots.cache_for(row.cached + 1)
+            slot = self._join(row.cache, [row])
+            self._slots.caches[row.cache].write(slot, [computed])
+
+    def _sample(
+        self, places: Sequence[int], logits: Tensor, events: list[EngineEvent], warp: Warp | None = None
+    ) -> Tensor | None:
+        """Draw the next token of the running rows in these places, let go those that end; the tokens [rows] if none
+        did."""
+        rows = [self._running[place] for place in places]
         warp = warp or Warp.of([row.sampling for row in rows], self.device)
         distribution = warp.logprobs(logits)
         drawn, drawn_logprobs = warp.draw(distribution, [row.uniforms.next() for row in rows])
         ends: dict[int, StopReason | AglError] = {}
-        for slot, (row, token, logprob) in enumerate(
-            zip(rows, drawn.tolist(), drawn_logprobs.tolist(), strict=True), start=base
+        for i, (place, row, token, logprob) in enumerate(
+            zip(places, rows, drawn.tolist(), drawn_logprobs.tolist(), strict=True)
         ):
             if not math.isfinite(logprob):
-                ends[slot] = EngineError(
+                ends[place] = EngineError(
                     "the model's output is not finite",
                     hint="its weights have diverged: go back to an earlier checkpoint and lower the learning rate",
                     policy=row.policy,
@@ -422,35 +467,42 @@ class LocalEngine:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if row.sampling.top_logprobs:
-                row.top.append(most_likely(distribution[slot - base], row.sampling.top_logprobs))
+                row.top.append(most_likely(distribution[i], row.sampling.top_logprobs))
             if row.stream:
                 events.append(Tokens(row.request_id, [token], [logprob]))
             if token in row.stop_ids or (row.stop_texts is not None and row.stop_texts.add(token)):
-                ends[slot] = "stop"
+                ends[place] = "stop"
             elif len(row.tokens) >= row.limit:
-                ends[slot] = "length"
+                ends[place] = "length"
         if ends:
             self._leave(ends, events)
         return None if ends else drawn
 
     def _leave(self, ends: Mapping[int, StopReason | AglError], events: list[EngineEvent]) -> None:
-        """Report the rows in these slots, keep their prefixes, and close the gaps with the last rows."""
-        for slot in sorted(ends, reverse=True):
-            row, end = self._running[slot], ends[slot]
+        """Report the running rows in these places, keep their prefixes, and close the gaps that they leave."""
+        for place in sorted(ends, reverse=True):
+            row, end = self._running[place], ends[place]
             if isinstance(end, AglError):
                 events.append(Failed(row.request_id, end))
             else:
                 events.append(Finished(row.request_id, self._completion(row, end)))
-                self._store(slot, row)
-            self._vacate(slot)
+                self._store(*self._slot(place), row)
+            self._vacate(place)
 
-    def _vacate(self, slot: int) -> None:
-        """Take the row out of a slot, and close the gap with the last row."""
-        row, last = self._running[slot], self._running.pop()
-        self._pin(row, None)
-        if last is not row:
-            self._slots.cache.move(len(self._running), slot, last.cached)
-            self._running[slot] = last
+    def _vacate(self, place: int) -> None:
+        """Take the running row in that place out."""
+        self._pin(self._running[place], None)
+        self._close(place)
+
+    def _close(self, place: int) -> None:
+        """Close the gap that the row in that place leaves in its cache with the cache's last row."""
+        cache, slot = self._slot(place)
+        number = self._running[place].cache
+        end = sum(row.cache <= number for row in self._running) - 1
+        last = self._running.pop(end)
+        if end != place:
+            cache.move(slot + end - place, slot, last.cached)
+            self._running[place] = last
         self._next = None
 
     def _version(self, row: _Row) -> int:

@@ -5,25 +5,33 @@ Invariant: each row sees its own earlier tokens and nothing else, whatever share
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from agl.trainer.local.attention import attention
 from agl.trainer.local.engine.attention import GROUPED, agrees
-from agl.trainer.local.engine.kv_cache import SlotCache, probe_shape
+from agl.trainer.local.engine.kv_cache import JoinedCache, SlotCache, probe_shape
 from agl.trainer.local.lora import Adapters
 
 WINDOW_BLOCK = 16
 """The number of columns that attention reads grows in these steps, so that most steps reuse the last one's views."""
+SHORTEST, FACTOR = 256, 4
+"""Tokens of a row in the first cache, and by how much a row of the next may be longer."""
 
 
 class SlotModel:
     """A model and the slots that it computes in.
+
+    Rows of like length share a cache, so that a step costs what their tokens cost, not what the longest one's would.
+    That needs an attention of ours; with any other, one cache holds all rows.
 
     Args:
         model: a `PreTrainedModel`, or what a peft model wraps.
@@ -32,6 +40,9 @@ class SlotModel:
         max_slots: how many rows there can be.
         adapters: of the policies on the model, when it has any.
         like: slots of the same model, whose attention is copied.
+
+    Attributes:
+        caches: for rows of up to `longest` tokens each, the shortest first.
     """
 
     def __init__(
@@ -51,10 +62,11 @@ class SlotModel:
         if like is None and device.type == "cpu" and self._attention == "eager" and agrees(model, device):
             self._attention = GROUPED
         self.shape = probe_shape(model, device, autocast)
-        self.cache = SlotCache(self.shape, max_slots)
+        steps = 6 if self._attention == GROUPED else 0
+        self.longest = [*(SHORTEST * FACTOR**step for step in range(steps)), sys.maxsize]
+        self.caches = [SlotCache(self.shape, max_slots) for _ in self.longest]
         self._hidden = torch.finfo(self.shape.dtype).min
-        self._columns = 0
-        self._window = 0
+        self._decoding: list[_Decoding] = []
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -66,15 +78,25 @@ class SlotModel:
                 with torch.autocast(self.device.type, dtype=self.autocast):
                     yield
 
+    def cache_for(self, tokens: int) -> int:
+        """The number of the cache for a row of so many tokens."""
+        return bisect.bisect_left(self.longest, tokens)
+
+    def release(self) -> None:
+        """Give the memory of all caches back."""
+        for cache in self.caches:
+            cache.release()
+
     def prefill(
         self,
+        number: int,
         first: int,
         ids: Sequence[np.ndarray[Any, Any]],
         starts: Sequence[int],
         policies: Sequence[str],
         keep: int = 1,
     ) -> Tensor:
-        """Compute new tokens of the rows in slots `first`.. .
+        """Compute new tokens of the rows in slots `first`.. of the cache of that number.
 
         Args:
             policies: per row, the policy that it belongs to.
@@ -85,62 +107,98 @@ class SlotModel:
         Returns:
             Logits [rows, columns, V].
         """
+        cache = self.caches[number]
         width = max(row.size for row in ids)
         tokens = np.zeros((len(ids), width), np.int64)
         positions = np.full((len(ids), width), -1, np.int64)
         for i, (row, start) in enumerate(zip(ids, starts, strict=True)):
             tokens[i, width - row.size :] = row
             positions[i, width - row.size :] = np.arange(start, start + row.size)
-        window = self._rounded(int(positions[:, -1].max()) + 1)
+        window = rounded(int(positions[:, -1].max()) + 1, cache)
         at = torch.from_numpy(positions).to(self.device)
         last = first + len(ids)
-        self.cache.aim(first, last, window, self.cache.places(torch.arange(first, last, device=self.device), at))
+        cache.aim(first, last, window, cache.places(torch.arange(first, last, device=self.device), at))
         # A padded query sees column 0, so that its softmax is finite; nobody reads its output.
         at = at.clamp_(min=0)
-        return self._run(torch.from_numpy(tokens).to(self.device), at, self._mask(at, window), policies, keep)
+        mask = visible(at, window, self._hidden, self.shape.dtype)
+        return self._run(torch.from_numpy(tokens).to(self.device), at, mask, cache, policies, keep)
 
-    def begin_decode(self, lengths: Sequence[int], policies: Sequence[str]) -> None:
-        """The next `decode` feeds the rows of slots 0..B-1, which hold `lengths` tokens and are those policies'."""
+    def begin_decode(self, lengths: Sequence[int], policies: Sequence[str], rows: Sequence[int]) -> None:
+        """The next `decode` feeds the rows in slots 0.. of each cache, as many as `rows` says of it, the first cache's
+        first; they hold `lengths` tokens and are those policies'."""
         self._policies = list(policies)
         self._positions = torch.tensor(lengths, device=self.device)[:, None] - 1
-        self._columns = max(lengths)
-        self._window = 0
+        ends = np.cumsum(rows).tolist()
+        self._decoding = [
+            _Decoding(cache, self._positions[end - n : end], max(lengths[end - n : end]), self._hidden)
+            for cache, n, end in zip(self.caches, rows, ends, strict=False)
+            if n
+        ]
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Feed one token [B] to each row; the logits that follow, [B, V]."""
         self._positions.add_(1)
-        self._columns += 1
-        if self._columns > self._window:
-            rows = self._positions.shape[0]
-            self.cache.reserve(rows, self._columns, rows)
-            self._window = self._rounded(self._columns)
-            self._places = self.cache.places(torch.arange(rows, device=self.device), self._positions)
-            self._decode_mask = self._mask(self._positions, self._window)
-            self._flat_mask = self._decode_mask.view(-1)
-            self._newest = torch.arange(rows, device=self.device) * self._window + self._positions[:, 0]
-        else:
-            self._places.add_(1)
-            self._newest.add_(1)
-            self._flat_mask.index_fill_(0, self._newest, 0.0)
-        self.cache.aim(0, tokens.shape[0], self._window, self._places)
-        return self._run(tokens[:, None], self._positions, self._decode_mask, self._policies, 1)[:, -1]
+        for part in self._decoding:
+            part.advance()
+        caches, masks = [part.cache for part in self._decoding], [part.mask for part in self._decoding]
+        cache = caches[0] if len(caches) == 1 else JoinedCache(caches, masks)
+        return self._run(tokens[:, None], self._positions, masks[-1], cache, self._policies, 1)[:, -1]
 
-    def _rounded(self, columns: int) -> int:
-        return min(-(-columns // WINDOW_BLOCK) * WINDOW_BLOCK, self.cache.length)
-
-    def _mask(self, positions: Tensor, window: int) -> Tensor:
-        """Additive mask [rows, 1, q, window]: a query sees the columns up to its own position."""
-        hidden = torch.arange(window, device=self.device) > positions[:, :, None]
-        mask = torch.zeros(hidden.shape, dtype=self.shape.dtype, device=self.device)
-        return mask.masked_fill_(hidden, self._hidden)[:, None]
-
-    def _run(self, tokens: Tensor, positions: Tensor, mask: Tensor, policies: Sequence[str], keep: int) -> Tensor:
+    def _run(
+        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, policies: Sequence[str], keep: int
+    ) -> Tensor:
         with contextlib.nullcontext() if self._adapters is None else self._adapters.mixed(policies):
             return self.model(
                 input_ids=tokens,
                 attention_mask=mask,
                 position_ids=positions,
-                past_key_values=self.cache,
+                past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=keep,
             ).logits
+
+
+class _Decoding:
+    """The rows of one cache while they are decoded.
+
+    Args:
+        positions: of their newest tokens [rows, 1], moved on by whoever decodes. columns: tokens of the longest.
+        hidden: what a mask adds to columns that are not seen.
+
+    Attributes:
+        mask: additive, [rows, 1, 1, window].
+    """
+
+    def __init__(self, cache: SlotCache, positions: Tensor, columns: int, hidden: float) -> None:
+        self.cache, self._positions, self._columns, self._hidden = cache, positions, columns, hidden
+        self._window = 0
+        self.mask = torch.empty(0)
+
+    def advance(self) -> None:
+        """Their next tokens are at `positions`: show those columns, and aim the cache at them."""
+        self._columns += 1
+        rows = len(self._positions)
+        if self._columns > self._window:
+            self.cache.reserve(rows, self._columns, rows)
+            self._window = rounded(self._columns, self.cache)
+            every = torch.arange(rows, device=self._positions.device)
+            self._places = self.cache.places(every, self._positions)
+            self.mask = visible(self._positions, self._window, self._hidden, self.cache.shape.dtype)
+            self._flat_mask = self.mask.view(-1)
+            self._newest = every * self._window + self._positions[:, 0]
+        else:
+            self._places.add_(1)
+            self._newest.add_(1)
+            self._flat_mask.index_fill_(0, self._newest, 0.0)
+        self.cache.aim(0, rows, self._window, self._places)
+
+
+def rounded(columns: int, cache: SlotCache) -> int:
+    """So many columns, rounded up to whole blocks where the cache reaches."""
+    return min(-(-columns // WINDOW_BLOCK) * WINDOW_BLOCK, cache.length)
+
+
+def visible(positions: Tensor, window: int, hidden: float, dtype: torch.dtype) -> Tensor:
+    """Additive mask [rows, 1, q, window]: a query sees the columns up to its own position."""
+    beyond = torch.arange(window, device=positions.device) > positions[:, :, None]
+    return torch.zeros(beyond.shape, dtype=dtype, device=positions.device).masked_fill_(beyond, hidden)[:, None]

@@ -1,15 +1,15 @@
 """Keys and values: the slots that the running batch attends to, and the prefixes stored for all further requests.
 
-Invariant: running rows fill slots 0..B-1 without a gap, so that a forward pass reads one view per layer and copies
-nothing; what lies beyond a row's own length is finite and masked. A stored prefix was computed with the weights that
-its policy has now.
+Invariant: the running rows of a cache fill its slots 0..B-1 without a gap, so that a forward pass reads one view per
+layer and copies nothing; what lies beyond a row's own length is finite and masked. A stored prefix was computed with
+the weights that its policy has now.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from agl.errors import EngineError
 from agl.mdp.types import IntArray
+from agl.trainer.local.engine.attention import Part
 
 LENGTH_BLOCK = 256
 """The length of slots is a multiple of this many tokens."""
@@ -156,6 +157,36 @@ class SlotCache(Cache):
         for part in parts:
             self._buffer[:, slot, :, at : at + part.shape[2]] = part
             at += part.shape[2]
+
+
+class JoinedCache(Cache):
+    """Several caches as one, for a pass over the rows of all of them: first those of the first cache.
+
+    Args:
+        caches: each aimed at its rows. masks: of each, [rows, 1, q, columns].
+    """
+
+    def __init__(self, caches: Sequence[SlotCache], masks: Sequence[Tensor]) -> None:
+        super().__init__(layers=[])
+        self._caches = caches
+        ends = np.cumsum([len(mask) for mask in masks]).tolist()
+        self._rows = list(zip([0, *ends], ends, masks, strict=False))
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any):
+        """Write this pass's keys and values, and return the parts that its rows attend to."""
+        parts = []
+        for cache, (first, last, mask) in zip(self._caches, self._rows, strict=True):
+            keys, values = cache.update(key_states[first:last], value_states[first:last], layer_idx)
+            parts.append(Part(first, last, keys, values, mask))
+        return parts, parts
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns that the longest of the caches reads."""
+        return max(cache.get_seq_length() for cache in self._caches)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """(columns, offset), for models that call this although they have a mask."""
+        return self.get_seq_length(), 0
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
