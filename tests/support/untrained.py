@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def make_untrained(directory: Path, *, head_dim: int = 16, hidden_size: int = 32) -> Path:
+def make_untrained(directory: Path, *, head_dim: int = 16, hidden_size: int = 32, seed: int = 0) -> Path:
     """Write one with random weights and the quickstart's tokenizer and chat template; returns `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -13,7 +13,7 @@ def make_untrained(directory: Path, *, head_dim: int = 16, hidden_size: int = 32
     from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=-(-len(tokenizer) // 8) * 8,
         hidden_size=hidden_size,

@@ -403,6 +403,35 @@ def explain(
     write_json(json_file, explain_rollout(rollout, store, attempt=attempt, calls=calls).to_json())
 
 
+@app.command(epilog="Example: agl replay ro-1f3 --model agl-runs/a/policy")
+def replay(
+    rollout: Annotated[str, typer.Argument(help="Id of a rollout, or its beginning.")],
+    model: Annotated[str, typer.Option(help="Policy to ask: directory of a run, checkpoint or model, or hub id.")],
+    store: StoreOption = None,
+    attempt: Annotated[int | None, typer.Option(help="Attempt to replay (default: the last).")] = None,
+    agents: Annotated[list[str] | None, typer.Option(help="Only calls of these agents (repeatable).")] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely tokens.")] = 0.0,
+    max_response_tokens: Annotated[int, typer.Option(help="Token limit of an answer.", min=1)] = 512,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    json_file: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Put the calls of a recorded rollout to another policy, and see its answers beside the recorded ones."""
+    from agl.trainer.evaluation.replay import replay as replay_rollout
+    from agl.trainer.evaluation.replay import show
+    from agl.trainer.store.location import read_store
+
+    replayed = read_store(
+        store,
+        lambda opened: replay_rollout(
+            opened, rollout, model, attempt=attempt, agents=agents or None, temperature=temperature,
+            max_response_tokens=max_response_tokens, seed=seed, progress=not quiet,
+        ),
+    )  # fmt: skip
+    write_json(json_file, replayed.to_json())
+    show(replayed)
+
+
 @app.command("make-policy", epilog="Example: agl make-policy tiny --seed 1")
 def make_policy(
     directory: Annotated[Path, typer.Argument(help="Directory to write the model to.")],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ class Part:
 def grouped_attention(
     module: Any,
     query: Tensor,
-    key: Tensor | Sequence[Part],
-    value: Tensor | Sequence[Part],
+    key: Any,
+    value: Any,
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
@@ -58,7 +58,9 @@ def grouped_attention(
         NotImplementedError: the model asks for more than this, such as a soft cap or sinks.
     """
     require_plain(attention_mask, dropout, others, irrelevant="sliding_window")  # it is in the mask
-    parts = [Part(0, len(query), key, value, attention_mask)] if isinstance(key, Tensor) else key
+    parts: Sequence[Part] = key
+    if isinstance(key, Tensor):
+        parts = [Part(0, len(query), key, value, cast(Tensor, attention_mask))]
     out = [
         scaled_dot_product_attention(
             query[part.first : part.last],

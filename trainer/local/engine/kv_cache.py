@@ -172,8 +172,8 @@ class JoinedCache(Cache):
         ends = np.cumsum([len(mask) for mask in masks]).tolist()
         self._rows = list(zip([0, *ends], ends, masks, strict=False))
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any):
-        """Write this pass's keys and values, and return the parts that its rows attend to."""
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        """Write this pass's keys and values, and return the parts that its rows attend to, for `grouped_attention`."""
         parts = []
         for cache, (first, last, mask) in zip(self._caches, self._rows, strict=True):
             keys, values = cache.update(key_states[first:last], value_states[first:last], layer_idx)
