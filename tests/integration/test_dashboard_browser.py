@@ -419,10 +419,35 @@ def test_two_runs_are_compared(chromium: Any, site: Dashboard) -> None:
         picture(page, "compare")
         names = [side.inner_text() for side in page.locator(".versus a").all()]
         assert sorted(names) == sorted(run_of(site, n) for n in (0, 1))
-        changed = page.locator("table.stack tbody tr")
+        settings = [site.json(f"{n}/runs/{run_of(site, n)}")["config"] for n in (0, 1)]
+        differ = {k for k in {*settings[0], *settings[1]} if settings[0].get(k) != settings[1].get(k)}
+        assert "algorithm.learning_rate" in differ
+        assert set(page.locator("table.settings tbody th").all_inner_texts()) == differ
+        changed = page.locator("table.stack:not(.settings) tbody tr")
         if changed.count():
             changed.first.locator("a").first.click()
             page.wait_for_url(re.compile("/rollout/"))
+
+
+def test_three_runs_are_compared(chromium: Any, runs: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(runs[0], tmp_path / "copy")
+    with served(*runs, tmp_path / "copy") as site, opened(chromium, site) as page:
+        page.get_by_role("checkbox").nth(2).wait_for()
+        for box in page.get_by_role("checkbox").all():
+            box.check()
+        page.get_by_role("link", name="Compare", exact=True).click()
+        page.get_by_role("heading", name="Three runs compared").wait_for()
+        page.get_by_text("common tasks").wait_for()
+        page.locator("table.settings").wait_for()
+        rates = {n: site.json(f"{n}/runs/{run_of(site, n)}")["config"]["algorithm.learning_rate"] for n in range(3)}
+        row = page.locator("table.settings tr", has_text="learning_rate").locator("td").all_inner_texts()
+        assert sorted(map(float, row)) == sorted(rates.values())
+        assert page.locator(".versus .swatch").count() == 3
+        legend = page.locator(".plot:not(.small) .legend").first.locator(".swatch").count()
+        assert legend == 3
+        picture(page, "three")
+        accessible(page)
+        fits(page)
 
 
 def test_by_keyboard_alone(chromium: Any, site: Dashboard) -> None:

@@ -1,4 +1,5 @@
-// Two runs, or two validations of one, on the same held-out tasks.
+// Up to six runs: their curves and what differs in their settings; two of them, or two validations of one, on the same
+// held-out tasks.
 import { html } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
 import { byName, num, signed } from "../lib/format.js";
@@ -6,42 +7,62 @@ import { Plot } from "../lib/plot.js";
 import { runPath, setQuery } from "../lib/route.js";
 import { Crumbs, Fact, Failure, Link, Loaded, TaskText } from "../lib/ui.js";
 
-const COLORS = ["--val", "--second"];
+const COLORS = ["--val", "--second", "--third", "--fourth", "--fifth", "--sixth"];
+export const MOST_RUNS = COLORS.length;
 
 export function Compare({ query }) {
-  const names = [query.a, query.b];
+  const names = [query.a, query.b, ...(query.more || "").split(",").filter(Boolean)].slice(0, MOST_RUNS);
   const valid = names.every((name) => /^\d+:./.test(name || ""));
   const split = (name) => [name.slice(0, name.indexOf(":")), name.slice(name.indexOf(":") + 1)];
   const sides = valid ? names.map(split) : [];
   const curves = useData(valid ? names.join(" ") : null, {
     read: (_, signal) => Promise.all(sides.map(([store, run]) => get(`${store}/runs/${encodeURIComponent(run)}/metrics`, signal))),
   });
+  const runs = useData(valid ? `runs ${names.join(" ")}` : null, {
+    read: (_, signal) => Promise.all(sides.map(([store, run]) => get(`${store}/runs/${encodeURIComponent(run)}`, signal))),
+  });
   const wanted = new URLSearchParams(Object.entries(query).filter(([name]) => ["a", "b", "a_step", "b_step"].includes(name)));
   const paired = useData(valid ? `compare?${wanted}` : null);
   if (!valid) return html`<${Crumbs} items=${[]} here="compare" /><p class="empty">Tick two runs in the list first.</p>`;
   return html`
     <${Crumbs} items=${[]} here="compare" />
-    <div class="head"><h1>Two runs compared</h1></div>
+    <div class="head"><h1>${["Two", "Three", "Four", "Five", "Six"][sides.length - 2]} runs compared</h1></div>
     <p class="versus">
-      ${sides.map(([store, run], i) => html`<i class="swatch c${COLORS[i].slice(2)}"></i><${Link} to=${runPath(store, run)}>${run}<//>${i === 0 ? html`<span class="dim">with</span>` : ""}`)}
+      ${sides.map(([store, run], i) => html`<i class="swatch c${COLORS[i].slice(2)}"></i><span class="dim">${LETTERS[i]}</span> <${Link} to=${runPath(store, run)}>${runs.data?.[i].name || run}<//>`)}
     </p>
-    <${Loaded} state=${curves}>${(data) => html`<${Curves} data=${data} sides=${sides} />`}<//>
+    <${Loaded} state=${curves}>${(data) => html`<${Curves} data=${data} />`}<//>
+    <${Loaded} state=${runs}>${(data) => html`<${Settings} runs=${data} />`}<//>
     ${paired.error ? html`<${Failure} error=${paired.error} />` : html`<${Loaded} state=${paired}>${(data) => html`<${Paired} data=${data} sides=${sides} />`}<//>`}
   `;
 }
 
-// Both on the same steps.
+const LETTERS = "abcdef";
+
+// The settings in which they differ.
+function Settings({ runs }) {
+  const flat = runs.map((run) => ({ algorithm: run.algorithm, ...run.config }));
+  const names = [...new Set(flat.flatMap(Object.keys))].sort();
+  const text = (value) => (value === undefined ? "–" : typeof value === "string" ? value : JSON.stringify(value));
+  const different = names.filter((name) => new Set(flat.map((settings) => text(settings[name]))).size > 1);
+  if (different.length === 0) return html`<p class="note">They have the same settings.</p>`;
+  return html`<section class="scroll"><h2>settings that differ</h2><table class="stack settings">
+    <thead><tr><th>setting</th>${runs.map((_, i) => html`<th>${LETTERS[i]}</th>`)}</tr></thead>
+    <tbody>${different.map((name) => html`<tr><th scope="row">${name}</th>${flat.map((settings, i) => html`<td data-label=${LETTERS[i]}>${text(settings[name])}</td>`)}</tr>`)}</tbody>
+  </table></section>`;
+}
+
+// All on the same steps.
 function overlaid(data, name) {
   const steps = [...new Set(data.flatMap((d) => d.steps))].sort((a, b) => a - b);
   const series = data.map((d, i) => {
     const at = new Map(d.steps.map((s, k) => [s, d.values[name]?.[k] ?? null]));
-    return { label: "ab"[i], color: COLORS[i], values: steps.map((s) => at.get(s) ?? null), points: name.startsWith("val/") };
+    return { label: LETTERS[i], color: COLORS[i], values: steps.map((s) => at.get(s) ?? null), points: name.startsWith("val/") };
   });
   return { steps, series };
 }
 
 function Curves({ data }) {
-  const names = Object.keys(data[0].values).filter((name) => data[1].values[name]);
+  const names = [...new Set(data.flatMap((d) => Object.keys(d.values)))].filter((name) => data.filter((d) => d.values[name]).length > 1);
   const first = ["val/reward", "train/reward"].filter((name) => names.includes(name));
   const others = names.filter((name) => !first.includes(name)).sort(byName);
   return html`
@@ -60,7 +81,7 @@ function Paired({ data, sides }) {
   const sure = paired.interval && (paired.interval[0] > 0 || paired.interval[1] < 0);
   return html`
     <section class="card">
-      <h2>on the same held-out tasks</h2>
+      <h2>a and b on the same held-out tasks</h2>
       <dl class="facts">
         ${data.sides.map(
           (side, i) => html`<${Fact} label=${`${"ab"[i]}: mean reward`}>${`${num(side.reward)} `}

@@ -1,9 +1,10 @@
-// All runs, the newest first; two that are ticked can be compared.
+// All runs, the newest first; those that are ticked can be compared.
 import { html, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
 import { ago, clock, num } from "../lib/format.js";
 import { href, runPath, setQuery } from "../lib/route.js";
 import { Failure, Link, Loaded, Status, statusOf } from "../lib/ui.js";
+import { MOST_RUNS } from "./compare.js";
 import { Tags } from "./noted.js";
 
 export function Runs({ query }) {
@@ -36,14 +37,14 @@ function List({ data, query }) {
   }
   function tick(name) {
     const others = ticked.filter((t) => t !== name);
-    setQuery({ ticked: (others.length < ticked.length ? others : [...others, name].slice(-2)).join(",") });
+    setQuery({ ticked: (others.length < ticked.length ? others : [...others, name].slice(-MOST_RUNS)).join(",") });
   }
   return html`
     <div class="head">
       <h1>Runs</h1>
-      ${ticked.length === 2
-        ? html`<a class="button" href=${href(["compare"], { a: ticked[0], b: ticked[1] })}>Compare</a>`
-        : html`<span class="dim">${runs.length > 1 ? "tick two runs to compare them" : ""}</span>`}
+      ${ticked.length > 1
+        ? html`<a class="button" href=${href(["compare"], { a: ticked[0], b: ticked[1], more: ticked.slice(2).join(",") })}>Compare</a>`
+        : html`<span class="dim">${runs.length > 1 ? "tick two or more runs to compare them" : ""}</span>`}
     </div>
     ${all.length > 1 &&
     html`<form class="filters" onSubmit=${(event) => event.preventDefault()}>
