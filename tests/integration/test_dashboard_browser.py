@@ -429,6 +429,45 @@ def test_two_runs_are_compared(chromium: Any, site: Dashboard) -> None:
             page.wait_for_url(re.compile("/rollout/"))
 
 
+def test_rollouts_of_all_steps_are_searched(chromium: Any, site: Dashboard, runs: list[Path]) -> None:
+    """What the page lists is what SQL says; and every row leads to its rollout."""
+    run = run_of(site, 1)
+    with sqlite3.connect(runs[1] / "run.db") as db:
+        in_run = "SELECT rollout_id FROM rollouts r WHERE run_id = ? AND mode = 'train'"
+        called = {
+            id
+            for (id,) in db.execute(
+                f"{in_run} AND EXISTS (SELECT 1 FROM calls c WHERE c.rollout_id = r.rollout_id"
+                """ AND answer LIKE '%"name":"calculator"%')""",
+                [run],
+            )
+        }
+    steps = site.json(f"1/runs/{run}")["step"]
+    rollouts = [r for n in range(steps) for r in site.json(f"1/runs/{run}/steps/train/{n}")["rollouts"]]
+    rewards = {r["rollout_id"]: r["reward"] for r in rollouts}
+    assert 0 < len(called) < len(rewards)
+    expected = {id for id in called if rewards[id] is not None and rewards[id] >= 1}
+    with opened(chromium, site, f"/1/run/{run}") as page:
+        page.get_by_role("link", name="Search rollouts").click()
+        page.locator("table.found").wait_for()
+        page.get_by_label("tool").fill("calculator")
+        page.get_by_label("reward from").fill("1")
+        page.get_by_role("button", name="Search").click()
+        page.get_by_text(f"{len(expected)} rollouts, the newest first").wait_for()
+        links = [a.get_attribute("href") for a in page.locator("table.found td.wide a").all()]
+        assert {link.rsplit("/", 1)[1] for link in links if link} == expected
+        picture(page, "search")
+        accessible(page)
+        fits(page)
+        page.locator("table.found td.wide a").first.click()
+        page.wait_for_url(re.compile("/rollout/"))
+        page.go_back()
+        page.get_by_text(f"{len(expected)} rollouts, the newest first").wait_for()
+        page.get_by_label("tool").fill("no such tool")
+        page.get_by_role("button", name="Search").click()
+        page.get_by_text("No rollout matches").wait_for()
+
+
 def test_three_runs_are_compared(chromium: Any, runs: list[Path], tmp_path: Path) -> None:
     shutil.copytree(runs[0], tmp_path / "copy")
     with served(*runs, tmp_path / "copy") as site, opened(chromium, site) as page:
@@ -500,6 +539,7 @@ def test_every_page_fits(chromium: Any, site: Dashboard, scheme: str, size: dict
         "compare": (f"/compare?a=0:{runs[0]}&b=1:{runs[1]}", "text=common tasks"),
         "runners": ("/1/runners", "text=No rollout is running"),
         "recorded": ("/1/recorded", "h1"),
+        "search": (f"/1/run/{runs[1]}/search?text=what", "table.found"),
         "nowhere": ("/1/rollout/ro-nowhere", ".failure"),
     }
     with opened(chromium, site, "/nothing", size=size, scheme=scheme) as page:

@@ -1149,6 +1149,55 @@ def trained(rollout_id: str, index: int, advantage: float, tokens: int, dropped:
     return TrainedCall(f"{rollout_id}/{index}", rollout_id, 1, 1, 0, 1.0, 1.0, advantage, tokens, dropped)
 
 
+def test_rollouts_of_all_steps_are_found(store: Store) -> None:
+    run_id = next(fresh)
+
+    async def scenario() -> None:
+        tasks = ["the 100% of it", {"city": 'Łódź "old"'}, "plain", "other", "last"]
+        new = [NewRollout(task, run_id=run_id, step=n, index=0, group="g") for n, task in enumerate(tasks)]
+        ids = [r.rollout_id for r in await store.enqueue_rollouts(new)]
+        await store.enqueue_rollouts([NewRollout("plain", run_id=run_id, step=0, mode="val")])
+        for rollout_id in ids:
+            await store.start_attempt(rollout_id)
+        answer = {"role": "assistant", "tool_calls": [{"function": {"name": "search", "arguments": "{}"}}]}
+        asked = {"messages": [{"role": "user", "content": "Where is the 100_x?"}]}
+        await store.add_calls(
+            [
+                replace(call(ids[2], 0, [1], [2], attempt=1), agent="writer", request=asked),
+                replace(call(ids[3], 0, [1], [2], attempt=1), agent="critic", response=answer),
+            ]
+        )
+        await store.add_spans([reward_span(ids[n], 1, value) for n, value in ((0, 0.0), (2, 0.5), (3, 1.0))])
+        await store.update_attempt(ids[4], 1, "failed", error="TypeError: no such PLACE")
+        await store.update_rollout(ids[4], {"status": "failed"})
+
+        async def found(**conditions: Any) -> list[int]:
+            summaries = await store.find_rollouts(run_id, **conditions)
+            return [ids.index(s.rollout.rollout_id) for s in summaries]
+
+        assert await found() == [4, 3, 2, 1, 0]
+        assert await found(text="100%") == [0]
+        assert await found(text="100_X") == [2]
+        assert await found(text='Łódź "o') == [1]
+        assert await found(text="no such place") == await found(failed=True) == [4]
+        assert await found(agent="writer") == await found(text="PLAIN") == [2]
+        assert await found(tool="search") == [3]
+        assert await found(tool="sear") == await found(agent="writ") == await found(text="100%%") == []
+        assert await found(least=0.5) == [3, 2]
+        assert await found(most=0.5) == [2, 0]
+        assert await found(least=0.1, most=0.9, agent="writer") == [2]
+        assert await found(limit=2) == [4, 3]
+        assert await found(limit=2, before=ids[3]) == [2, 1]
+        assert await found(least=0, limit=1, before=ids[3]) == [2]
+        assert await found(before=ids[0]) == []
+        assert len(await store.find_rollouts(run_id, mode="val", text="plain")) == 1
+        assert await store.find_rollouts("nobody") == []
+        with pytest.raises(StoreError, match="no rollout 'nobody'"):
+            await found(before="nobody")
+
+    asyncio.run(scenario())
+
+
 async def enqueued(store: Store, run_id: str, groups: int, size: int, **fields: Any) -> list[Rollout]:
     """A step's rollouts, the last one first, so that the order of their places is not that of their creation."""
     new = [

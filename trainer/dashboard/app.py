@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import math
 import mimetypes
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -93,6 +94,7 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
         Route("/api/{store:int}/runs/{run}/prompts", api.read(api.prompts)),
         Route("/api/{store:int}/runs/{run}/about", api.read(api.note), methods=["POST"]),
         Route("/api/{store:int}/runs/{run}/stop", api.read(api.stop), methods=["POST"]),
+        Route("/api/{store:int}/runs/{run}/search", api.read(api.search)),
         Route(step, api.read(api.step)),
         Route("/api/{store:int}/rollouts", api.read(api.rollouts)),
         Route("/api/{store:int}/rollouts/{rollout}", api.read(api.rollout)),
@@ -332,6 +334,26 @@ class _Api:
             "next": summaries[-1].rollout.rollout_id if len(summaries) == limit else None,
         }
 
+    async def search(self, request: Request) -> Any:
+        """Rollouts of all steps that match what is asked for, newest first; `next` to continue `before`."""
+        store, run = await self._run(request)
+        summaries = await store.find_rollouts(
+            run.run_id,
+            mode=_mode(request.query_params.get("mode", "train")),
+            text=request.query_params.get("text", "")[:LONGEST] or None,
+            agent=request.query_params.get("agent", "")[:LONGEST] or None,
+            tool=request.query_params.get("tool", "")[:LONGEST] or None,
+            failed=bool(_number(request, "failed", 0, most=1)),
+            least=_decimal(request, "least"),
+            most=_decimal(request, "most"),
+            before=_text(request, "before"),
+            limit=PAGE,
+        )
+        return {
+            "rollouts": [views.summary_json(summary) for summary in summaries],
+            "next": summaries[-1].rollout.rollout_id if len(summaries) == PAGE else None,
+        }
+
     # -- rollouts -------------------------------------------------------------------------------------------------
     async def rollouts(self, request: Request) -> Any:
         """Rollouts that programs recorded (`agl run`) and dry runs, which are no training's; the newest first."""
@@ -516,6 +538,17 @@ def _id(text: str) -> str:
     if not text or len(text) > _LONGEST_ID:
         raise Refused(400, f"an id has 1 to {_LONGEST_ID} characters", "invalid_request")
     return text
+
+
+def _decimal(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name)
+    try:
+        number = None if not text else float(text[:30])
+    except ValueError:
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise Refused(400, f"{name} is a number", "invalid_request")
+    return number
 
 
 async def _changes(request: Request) -> dict[str, Any]:

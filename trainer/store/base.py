@@ -284,6 +284,31 @@ class Runs(Protocol):
         """
         ...
 
+    async def find_rollouts(
+        self,
+        run_id: str,
+        *,
+        mode: Mode = "train",
+        text: str | None = None,
+        agent: str | None = None,
+        tool: str | None = None,
+        failed: bool = False,
+        least: float | None = None,
+        most: float | None = None,
+        before: str | None = None,
+        limit: int = 100,
+    ) -> list[RolloutSummary]:
+        """Rollouts of all steps that match every condition, newest first.
+
+        Args:
+            text: in its task, its error, or what its calls sent or answered, in any case of ASCII letters.
+            agent: made one of its calls. tool: was called by its model. failed: it failed.
+            least, most: bounds of its reward, included; one without a reward has none.
+            before: only rollouts older than the one with this id, for paging.
+            limit: maximum number of rollouts.
+        """
+        ...
+
     async def add_policy_version(
         self, run_id: str, policy: str, version: int, step: int, checkpoint: str | None = None
     ) -> None:

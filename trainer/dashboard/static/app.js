@@ -7,6 +7,7 @@ import { Rollout } from "./pages/rollout.js";
 import { Run } from "./pages/run.js";
 import { Runners } from "./pages/runners.js";
 import { Runs } from "./pages/runs.js";
+import { Search } from "./pages/search.js";
 import { Step } from "./pages/step.js";
 import { Link } from "./lib/ui.js";
 import { useRoute } from "./lib/route.js";
@@ -17,6 +18,7 @@ function page({ parts, query }) {
   if (store === "compare") return html`<${Compare} query=${query} />`;
   if (/^\d+$/.test(store)) {
     if (kind === "run" && id && !mode) return html`<${Run} store=${store} id=${id} key=${parts.join()} />`;
+    if (kind === "run" && mode === "search") return html`<${Search} store=${store} id=${id} query=${query} />`;
     if (kind === "run" && /^\d+$/.test(step)) {
       return html`<${Step} store=${store} id=${id} mode=${mode} step=${Number(step)} query=${query} key=${parts.join()} />`;
     }

@@ -14,6 +14,7 @@ from sqlalchemy import (
     case,
     delete,
     func,
+    or_,
     select,
     tuple_,
     update,
@@ -24,7 +25,7 @@ from agl.errors import NotStoredError
 from agl.mdp.types import Reward, without_superseded
 from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.records import TOKEN_BYTES, upsert
-from agl.trainer.store.sql.rollouts import chunks, matching, statuses
+from agl.trainer.store.sql.rollouts import CHUNK, chunks, matching, statuses
 from agl.trainer.store.sql.schema import attempts as A
 from agl.trainer.store.sql.schema import calls as C
 from agl.trainer.store.sql.schema import metrics as M
@@ -145,6 +146,71 @@ def query_step(
     rows = connection.execute(statement).mappings().all()
     if after is not None and not rows:
         statuses(connection, [after])
+    return _summaries(connection, rows)
+
+
+def find_rollouts(
+    connection: Connection,
+    run_id: str,
+    mode: str,
+    text: str | None,
+    agent: str | None,
+    tool: str | None,
+    failed: bool,
+    least: float | None,
+    most: float | None,
+    before: str | None,
+    limit: int,
+) -> list[RolloutSummary]:
+    """Rollouts of all steps, newest first. Rewards are in spans, so their bounds are checked here, page by page."""
+    statement = _SUMMARIES.where(R.c.run_id == run_id, R.c.mode == mode)
+    of_rollout = select(C.c.id).where(C.c.rollout_id == R.c.rollout_id)
+    if text is not None:
+        within = codec.dumps(codec.pack_text(text), "a text")[1:-1]
+        sent = or_(C.c.request.icontains(within, autoescape=True), C.c.answer.icontains(within, autoescape=True))
+        statement = statement.where(
+            or_(
+                R.c.task.icontains(within, autoescape=True),
+                A.c.error.icontains(codec.pack_text(text), autoescape=True),
+                of_rollout.where(sent).exists(),
+            )
+        )
+    if agent is not None:
+        statement = statement.where(of_rollout.where(C.c.agent == codec.pack_text(agent)).exists())
+    if tool is not None:
+        named = f'"name":{codec.dumps(codec.pack_text(tool), "a tool")}'
+        statement = statement.where(of_rollout.where(C.c.answer.contains(named, autoescape=True)).exists())
+    if failed:
+        statement = statement.where(R.c.status == "failed")
+    found: list[RolloutSummary] = []
+    bounded = least is not None or most is not None
+    newest_first = statement.order_by(None).order_by(R.c.seq.desc()).limit(CHUNK if bounded else limit)
+    while len(found) < limit:
+        page = newest_first
+        if before is not None:
+            other = R.alias()
+            page = page.where(R.c.seq < select(other.c.seq).where(other.c.rollout_id == before).scalar_subquery())
+        rows = connection.execute(page).mappings().all()
+        if before is not None and not rows:
+            statuses(connection, [before])
+        found += [
+            summary
+            for summary in _summaries(connection, rows)
+            if not bounded
+            or (
+                summary.reward is not None
+                and (least is None or summary.reward >= least)
+                and (most is None or summary.reward <= most)
+            )
+        ]
+        if not bounded or len(rows) < CHUNK:
+            break
+        before = rows[-1]["rollout_id"]
+    return found[:limit]
+
+
+def _summaries(connection: Connection, rows: Sequence[Any]) -> list[RolloutSummary]:
+    """The summaries of rows of `_SUMMARIES`."""
     ids = [row["rollout_id"] for row in rows]
     calls, rewards = _calls(connection, ids), _rewards(connection, ids)
     return [

@@ -59,6 +59,7 @@ _READS: Mapping[str, Callable[..., Any]] = {
     "query_runs": runs.query,
     "query_metrics": runs.query_metrics,
     "query_step": runs.query_step,
+    "find_rollouts": runs.find_rollouts,
     "statistics": lifecycle.statistics,
 }
 _WRITES: Mapping[str, Callable[..., Any]] = {

@@ -138,6 +138,7 @@ function View({ store, run, metrics }) {
               ${axes.length > 1 && html`<${Switch} label="x axis" options=${axes} value=${axis} onChange=${setAxis} />`}
               ${trained.length > 2 && html`<label class="tick"><input type="checkbox" checked=${smooth} onChange=${(event) => setSmooth(event.target.checked)} /> smooth</label>`}
               <${StepPicker} store=${store} run=${run} trained=${trained} />
+              <a class="button" href=${href([store, "run", run.run_id, "search"])}>Search rollouts</a>
               ${validations.length > 0 && html`<${Validations} ...${{ validations, path: (s) => href(stepPath(store, run.run_id, "val", s)) }} />`}
             </div>
           </section>
