@@ -444,3 +444,35 @@ def test_a_long_row_takes_no_memory_of_short_ones(model):
     assert (short.length, long.length) == (256, 512)
     assert long.slots < 4
     assert [row.cache for row in engine._running] == [0] * 15 + [1]
+
+
+@of_our_attention
+def test_a_pass_that_fails_ends_the_requests_of_every_cache(model, monkeypatch):
+    """Those whose own cache was not computed yet, too: none is forgotten. What comes later is answered."""
+    engine = engine_for(model)
+    rng = np.random.default_rng(0)
+    run, passes = engine._slots.prefill, []
+
+    def failing(*arguments):
+        passes.append(arguments)
+        if len(passes) == 1:
+            raise RuntimeError("out of memory")
+        return run(*arguments)
+
+    monkeypatch.setattr(engine._slots, "prefill", failing)
+    for i, size in enumerate((10, 300, 12)):
+        engine.submit(i, rng.integers(0, engine.vocabulary, size).astype(np.int32), Sampling(max_tokens=3))
+    events = [event for _ in range(40) if engine.has_work for event in engine.step()]
+    assert sorted(e.request_id for e in events if isinstance(e, Failed | Finished)) == [0, 1, 2]
+    assert any(isinstance(e, Failed) for e in events)
+    assert sample(engine, prompts(1)[0], Sampling(max_tokens=4)).token_ids.size == 4
+
+
+@of_our_attention
+def test_a_cache_without_rows_has_no_memory(model):
+    engine = engine_for(model, prefix_cache_tokens=0)
+    rng = np.random.default_rng(0)
+    for size in (20, 400, 20):
+        engine.submit(1, rng.integers(0, engine.vocabulary, size).astype(np.int32), Sampling(max_tokens=2))
+        finish(engine)
+    assert [cache.length > 0 for cache in engine._slots.caches[:2]] == [True, False]

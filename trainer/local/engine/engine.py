@@ -253,12 +253,10 @@ class LocalEngine:
         with slots.computing():
             number = slots.cache_for(ids.size)
             slots.caches[number].reserve(1, ids.size, 0)
-            logits = [
-                slots.prefill(number, 0, [ids[start : min(split, start + PREFILL_TOKENS)]], [start], [policy], keep=0)[
-                    0
-                ]
-                for start in range(0, split, PREFILL_TOKENS)
-            ]
+            logits = []
+            for start in range(0, split, PREFILL_TOKENS):
+                part = ids[start : min(split, start + PREFILL_TOKENS)]
+                logits.append(slots.prefill(number, 0, [part], [start], [policy], keep=0)[0])
             slots.begin_decode([split], [policy], [int(n == number) for n in range(number + 1)])
             tokens = torch.from_numpy(ids).to(self.device)
             logits += [slots.decode(tokens[t : t + 1]) for t in range(split, ids.size - 1)]
@@ -290,10 +288,11 @@ class LocalEngine:
         for row in newcomers:
             row.cache = self._slots.cache_for(row.ids.size + 1)
             by_cache.setdefault(row.cache, []).append(row)
+        # All of them, before anything can fail: a failure ends the rows that run.
+        firsts = {number: self._join(number, rows) for number, rows in by_cache.items()}
         logits = []
         for number, rows in sorted(by_cache.items()):
-            first = self._join(number, rows)
-            for slot, row in enumerate(rows, start=first):
+            for slot, row in enumerate(rows, start=firsts[number]):
                 node, parts = matches[row.request_id]
                 self._pin(row, node)
                 self._slots.caches[number].write(slot, parts)
@@ -301,18 +300,23 @@ class LocalEngine:
                 self.reused_tokens += row.cached
                 if row.reused is None:
                     row.reused = row.cached
-            logits.append(self._prefill(first, rows))
+            logits.append(self._prefill(firsts[number], rows))
         # The rows of an earlier cache come before those of a later one, here as there.
         self._sample([i for i, row in enumerate(self._running) if row.request_id in chosen], torch.cat(logits), events)
         return True
 
     def _join(self, number: int, rows: Sequence[_Row]) -> int:
-        """Give the rows slots of the cache of that number; the first of these."""
+        """Give the rows slots of the cache of that number; the first of these. Caches without a row give their memory
+        back."""
         before = sum(row.cache < number for row in self._running)
         first = sum(row.cache == number for row in self._running)
         self._running[before + first : before + first] = rows
         self._next = None
         self._slots.caches[number].reserve(first + len(rows), max(row.ids.size for row in rows) + 1, first)
+        used = {row.cache for row in self._running}
+        for other, cache in enumerate(self._slots.caches):
+            if other not in used:
+                cache.release()
         return first
 
     def _slot(self, place: int) -> tuple[SlotCache, int]:
