@@ -15,6 +15,7 @@ from tiny_run import TRAIN, VAL, agent
 
 import agl
 from agl.errors import CheckpointError, ConfigError, TrainingError
+from agl.trainer.store.location import read_store
 
 SMALL: dict[str, Any] = {
     "group_size": 2, "batch_size": 2, "learning_rate": 1e-3, "max_response_tokens": 6, "max_context": 128,
@@ -42,6 +43,10 @@ def test_the_same_formula_gives_the_same_run(untrained_model: Path, tmp_path: Pa
     own = fit(agl.GRPO(**options, adv_estimator=standardised, policy_loss=clipped), tmp_path / "own")
     named = fit(agl.GRPO(**options, clip_low=0.001, clip_high=0.001), tmp_path / "named")
     assert any(entry.get("learner/clip_fraction", 0) > 0 for entry in named.history)
+    (run,) = read_store(own.store, lambda store: store.query_runs())
+    assert str(run.config["algorithm.policy_loss"]).endswith(
+        "test_the_same_formula_gives_the_same_run.<locals>.clipped"
+    )
     for mine, theirs in zip(own.history, named.history, strict=True):
         for name in ("train/reward", "learner/loss", "learner/grad_norm", "learner/approx_kl", "val/reward"):
             assert mine.get(name) == pytest.approx(theirs.get(name), abs=1e-6), name

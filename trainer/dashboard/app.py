@@ -85,25 +85,25 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
     routes = [
         Route("/", api.root),
         Route("/static/{path:path}", _file),
-        Route("/api/stores", api.read(api.stores)),
-        Route("/api/runs", api.read(api.runs)),
-        Route("/api/compare", api.read(api.compare)),
-        Route("/api/{store:int}/runs/{run}", api.read(api.run)),
-        Route("/api/{store:int}/runs/{run}/metrics", api.read(api.metrics)),
-        Route("/api/{store:int}/runs/{run}/now", api.read(api.now)),
-        Route("/api/{store:int}/runs/{run}/prompts", api.read(api.prompts)),
-        Route("/api/{store:int}/runs/{run}/about", api.read(api.note), methods=["POST"]),
-        Route("/api/{store:int}/runs/{run}/stop", api.read(api.stop), methods=["POST"]),
-        Route("/api/{store:int}/runs/{run}/search", api.read(api.search)),
-        Route(step, api.read(api.step)),
-        Route("/api/{store:int}/rollouts", api.read(api.rollouts)),
-        Route("/api/{store:int}/rollouts/{rollout}", api.read(api.rollout)),
-        Route("/api/{store:int}/rollouts/{rollout}/group", api.read(api.group)),
-        Route("/api/{store:int}/rollouts/{rollout}/label", api.read(api.label), methods=["POST"]),
-        Route("/api/{store:int}/runners", api.read(api.runners)),
-        Route("/metrics", api.read(api.guide_metrics)),
-        Route("/agents", api.read(api.guide_agents)),
-        Route("/memory", api.read(api.guide_memory)),
+        Route("/api/stores", api.with_key(api.stores)),
+        Route("/api/runs", api.with_key(api.runs)),
+        Route("/api/compare", api.with_key(api.compare)),
+        Route("/api/{store:int}/runs/{run}", api.with_key(api.run)),
+        Route("/api/{store:int}/runs/{run}/metrics", api.with_key(api.metrics)),
+        Route("/api/{store:int}/runs/{run}/now", api.with_key(api.now)),
+        Route("/api/{store:int}/runs/{run}/prompts", api.with_key(api.prompts)),
+        Route("/api/{store:int}/runs/{run}/about", api.with_key(api.note), methods=["POST"]),
+        Route("/api/{store:int}/runs/{run}/stop", api.with_key(api.stop), methods=["POST"]),
+        Route("/api/{store:int}/runs/{run}/search", api.with_key(api.search)),
+        Route(step, api.with_key(api.step)),
+        Route("/api/{store:int}/rollouts", api.with_key(api.rollouts)),
+        Route("/api/{store:int}/rollouts/{rollout}", api.with_key(api.rollout)),
+        Route("/api/{store:int}/rollouts/{rollout}/group", api.with_key(api.group)),
+        Route("/api/{store:int}/rollouts/{rollout}/label", api.with_key(api.label), methods=["POST"]),
+        Route("/api/{store:int}/runners", api.with_key(api.runners)),
+        Route("/metrics", api.with_key(api.guide_metrics)),
+        Route("/agents", api.with_key(api.guide_agents)),
+        Route("/memory", api.with_key(api.guide_memory)),
         Route("/metrics/update", api.update, methods=["POST"]),
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, AglError, HTTPException))
@@ -177,7 +177,7 @@ class _Api:
         self._sources, self._keys = sources, keys
         self._reports = asyncio.Semaphore(_AT_ONCE)
 
-    def read(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def with_key(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """A route that needs a key and answers with the handler's value."""
 
         @functools.wraps(handler)

@@ -9,11 +9,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import isfunction
 from typing import Any
 
 from agl.errors import StoreError
 from agl.trainer.loggers.base import Sample
 from agl.trainer.loggers.threads import Loggers
+from agl.trainer.processes.functions import function_name
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.samples import step_samples
 from agl.trainer.store.base import Runs, Store
@@ -140,7 +142,7 @@ async def add_history(store: Runs, run_id: str, history: Sequence[Mapping[str, A
 def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as JSON values, without those whose names say that they are secret.
 
-    What is no JSON value, and could hold a key, is replaced by the name of its type.
+    A function is its name. What else is no JSON value, and could hold a key, is replaced by the name of its type.
     """
     return {name: _json_value(value) for name, value in settings.items() if not _SECRET.search(name)}
 
@@ -153,4 +155,4 @@ def _json_value(value: Any) -> Any:
             return json_settings({str(name): inner for name, inner in value.items()})
         case list() | tuple():
             return [_json_value(inner) for inner in value]
-    return type(value).__name__
+    return function_name(value) if isfunction(value) else type(value).__name__
