@@ -1,4 +1,5 @@
-"""docs/adapters.md: its tables are what the suite and pyproject.toml say, and its examples run as they stand."""
+"""docs/adapters.md: its tables are what the suite and pyproject.toml say, and the examples of each framework's page run
+as they stand."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from agl.testing.conformance import Conformance
 from agl.testing.provider import Provider, Reply, serve
 
 PAGE = ROOT / "docs" / "adapters.md"
+FRAMEWORKS = ROOT / "docs" / "adapters"
 REWRITE = "run: pytest tests/unit/test_adapter_conformance.py --capabilities docs/adapters.md"
 
 
@@ -39,12 +41,13 @@ def test_every_case_of_the_suite_is_a_row() -> None:
 
 
 def examples() -> dict[str, str]:
-    """Heading and number -> a Python block of the page."""
+    """Title of a framework's page and number -> a Python block of it."""
     found = {}
-    for section in PAGE.read_text().split("\n## ")[1:]:
-        heading = section.partition("\n")[0]
-        for i, block in enumerate(re.findall(r"```python\n(.*?)```", section, re.DOTALL)):
-            found[f"{heading}, {i + 1}"] = block
+    for page in FRAMEWORKS.glob("*.md"):
+        text = page.read_text()
+        title = text.partition("\n")[0].removeprefix("# ")
+        for i, block in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL)):
+            found[f"{title}, {i + 1}"] = block
     return found
 
 
@@ -131,7 +134,7 @@ def agents_sdk_sends_nothing() -> Iterator[None]:
 def test_a_function_tells_its_agents_apart_as_the_page_says(provider: Provider, tmp_path: Path) -> None:
     openai = pytest.importorskip("openai")
     naming = 'with agl.tracing.span("invoke_agent", "critic", agent="critic"):'
-    assert f"`{naming} ...`" in PAGE.read_text()
+    assert f"`{naming} ...`" in (FRAMEWORKS / "bare-clients.md").read_text()
     source = f"""
 import agl
 import agl.tracing
@@ -158,8 +161,10 @@ def solver(task):
     assert policy.rewards == [0.0]
 
 
-def test_every_example_is_run() -> None:
+def test_every_example_is_run_and_every_page_linked() -> None:
     assert examples().keys() == CASES.keys()
+    linked = set(re.findall(r"\]\(adapters/([a-z-]+)\.md\)", PAGE.read_text()))
+    assert linked == {page.stem for page in FRAMEWORKS.glob("*.md")}
 
 
 @pytest.mark.parametrize("name", CASES)
