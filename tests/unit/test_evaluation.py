@@ -17,6 +17,7 @@ import agl
 from agl.errors import CheckpointError, ConfigError, DatasetError, RolloutError
 from agl.testing.provider import says, serve
 from agl.trainer.evaluation.evaluate import fingerprint
+from agl.trainer.report.curve import svg_curve
 from agl.trainer.report.progress import Progress
 
 TASKS = [{"n": n} for n in range(6)]
@@ -264,6 +265,22 @@ def test_progress_counts_rollouts_where_nothing_is_trained(tmp_path: Path) -> No
     progress = Progress(True, console, label="now")
     asyncio.run(trainer.fit_async(Skill(3, fails=(1,)).agent, [], TASKS, progress=progress))
     assert re.search(r"now 6/6 · failed 1 · ETA 0:00", text.getvalue())
+
+
+def test_the_curve_has_every_validation_with_its_interval() -> None:
+    """Read back: from 10 at reward 1 down to 160 at 0, and from 40 at the first step to 480 at the last."""
+    history = [
+        {"step": step, "val/reward": value, "val/reward_low": low, "val/reward_high": high}
+        for step, value, low, high in ((0, 0.2, 0.1, 0.4), (1, 0.6, 0.5, 0.7), (4, 1.0, 0.9, 1.0))
+    ]
+    shown = svg_curve(history)
+    circles = [tuple(map(float, xy)) for xy in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', shown)]
+    assert [((x - 40) / 110, (160 - y) / 150) for x, y in circles] == [
+        (entry["step"], pytest.approx(entry["val/reward"])) for entry in history
+    ]
+    around = re.findall(r"([\d.]+),([\d.]+)", re.findall(r'<polygon points="([^"]+)"', shown)[0])
+    heights = [(160 - float(y)) / 150 for _, y in around]
+    assert heights == pytest.approx([0.1, 0.5, 0.9, 1.0, 0.7, 0.4])
 
 
 def test_a_result_in_a_notebook(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ TRAIN_COLOR, VAL_COLOR = "#9db4c0", "#1b6ca8"
 
 
 def svg_curve(history: Sequence[Mapping[str, Any]]) -> str:
-    """Training and validation reward over steps; "" where there are not two steps with a reward."""
+    """Training and validation reward over steps, with a point for each validation and its 95 % interval; "" where there
+    are not two steps with a reward."""
     train, val = _points(history, "train/reward"), _points(history, "val/reward")
     points = [(step, reward) for step, reward in (*train, *val) if math.isfinite(reward)]
     steps, rewards = sorted({step for step, _ in points}), [reward for _, reward in points]
@@ -19,13 +20,25 @@ def svg_curve(history: Sequence[Mapping[str, Any]]) -> str:
     first, last = steps[0], steps[-1]
     low, high = min(0.0, *rewards), max(1.0, *rewards) if max(rewards) > 0.5 else max(rewards) or 1.0
 
-    def line(curve: Sequence[tuple[float, float]], color: str, width: float) -> str:
-        places = " ".join(
-            f"{40 + 440 * (step - first) / (last - first):.1f},{10 + 150 * (high - reward) / (high - low):.1f}"
+    def places(curve: Sequence[tuple[float, float]]) -> list[str]:
+        return [
+            f"{40 + 440 * (step - first) / (last - first):.1f},"
+            f"{10 + 150 * (high - min(max(reward, low), high)) / (high - low):.1f}"
             for step, reward in curve
             if math.isfinite(reward)
-        )
-        return f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="{width}"/>'
+        ]
+
+    def line(curve: Sequence[tuple[float, float]], color: str, width: float) -> str:
+        return f'<polyline points="{" ".join(places(curve))}" fill="none" stroke="{color}" stroke-width="{width}"/>'
+
+    def interval() -> str:
+        lows, highs = (_points(history, f"val/reward_{end}") for end in ("low", "high"))
+        around = " ".join(places([*lows, *reversed(highs)]))
+        return f'<polygon points="{around}" fill="{VAL_COLOR}" opacity="0.18"/>' if around else ""
+
+    def validations() -> str:
+        spots = (place.split(",") for place in places(val))
+        return "".join(f'<circle cx="{x}" cy="{y}" r="3" fill="{VAL_COLOR}"/>' for x, y in spots)
 
     labels = ((36, 14, "end", f"{high:.3g}"), (36, 164, "end", f"{low:.3g}"), (40, 178, "start", f"step {first}"),
               (480, 178, "end", f"{last}"))  # fmt: skip
@@ -33,8 +46,10 @@ def svg_curve(history: Sequence[Mapping[str, Any]]) -> str:
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 490 184" width="490" role="img" '
         'aria-label="reward over steps" fill="currentColor" font-size="11">'
         '<path d="M40 10V160H480" fill="none" stroke="currentColor" opacity="0.4"/>'
+        + interval()
         + line(train, TRAIN_COLOR, 1.4)
         + line(val, VAL_COLOR, 2.2)
+        + validations()
         + "".join(f'<text x="{x}" y="{y}" text-anchor="{anchor}">{label}</text>' for x, y, anchor, label in labels)
         + f'<text x="60" y="20" fill="{TRAIN_COLOR}">training reward</text>'
         + f'<text x="170" y="20" fill="{VAL_COLOR}">held-out reward</text></svg>'
