@@ -298,7 +298,7 @@ def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -
         "error",
     ]
     assert list(call["tokens"][0]) == ["text", "id", "logprob", "trained"]
-    assert list(facts["rewards"][0]) == ["name", "value", "source", "span_id", "primary", "agent"]
+    assert list(facts["rewards"][0]) == ["name", "value", "source", "span_id", "primary", "agent", "explanation"]
     assert list(facts["rows"][0]) == ["policy", "calls", "tokens", "trained", "unmerged_tokens", "is_chain"]
     assert facts["attempts"] == [{"attempt": 1, "status": "succeeded", "error": None}]
     assert call["return_"] == facts["total_reward"]

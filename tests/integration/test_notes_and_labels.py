@@ -107,7 +107,7 @@ def test_runs_are_noted_deleted_and_restored(run: agl.Result) -> None:
 
 
 def test_a_page_writes_what_the_command_line_does(run: agl.Result) -> None:
-    (rollout, *_) = rollouts(run, "dev")
+    (rollout, *_) = rollouts(run)
     with served(run.directory) as page:
         assert page.post(f"0/rollouts/{rollout}/label", {"value": 0.5, "note": "half"}).status_code == 200
         labels = [r for r in page.json(f"0/rollouts/{rollout}")["rewards"] if r["source"] == "label"]

@@ -294,6 +294,9 @@ def test_a_result_in_a_notebook(tmp_path: Path) -> None:
     assert "0.500" in shown
     assert "\x1b" not in shown
     assert "<svg" not in agl.Result("r", tmp_path, "s", history[:1], {}, None)._repr_html_()
+    # In a terminal it is a line, however long the history is.
+    assert "1 steps, held-out reward 0.250 -> 0.500, in" in repr(result)
+    assert repr(agl.Result("r", tmp_path, "s", [], {}, None)) == f"<Result of r: 0 steps, in {tmp_path}>"
 
 
 @pytest.mark.parametrize("has_widgets", [True, False])

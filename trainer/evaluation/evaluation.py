@@ -79,7 +79,7 @@ class Comparison:
         return self.success_p < 1 - statistics.CONFIDENCE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Evaluation:
     """Policies on the same tasks.
 
@@ -236,6 +236,12 @@ class Evaluation:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(write[path.suffix](), encoding="utf-8")
         return path
+
+    def __repr__(self) -> str:
+        return f"<Evaluation of {', '.join(self.policies)} on {len(self.tasks)} tasks; print() shows it>"
+
+    def __str__(self) -> str:
+        return self._view("markdown")
 
     def _repr_html_(self) -> str:
         return self._view("fragment")

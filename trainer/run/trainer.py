@@ -50,7 +50,7 @@ CHECKED_TASKS = 1000
 """How many tasks are checked before anything is loaded, whether they can be stored."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Result:
     """The result of training.
 
@@ -96,6 +96,13 @@ class Result:
         from agl.trainer.run.hub import push
 
         return push(self.directory, repo, policy=policy, adapter=adapter, private=private, token=token, message=message)
+
+    def __repr__(self) -> str:
+        val = [entry["val/reward"] for entry in self.history if "val/reward" in entry]
+        steps = self.history[-1]["step"] if self.history else 0
+        ends = " -> ".join(f"{value:.3f}" for value in (*val[:1], *val[1:][-1:]))
+        reward = f", held-out reward {ends}" if ends else ""
+        return f"<Result of {self.run_id}: {steps} steps{reward}, in {self.directory}>"
 
     def _repr_html_(self) -> str:
         """The curve, the last steps and the policies, for a notebook."""
