@@ -101,8 +101,8 @@ def without_superseded(entries: Sequence[T], reward_of: Callable[[T], Reward]) -
         entries: of an attempt, in order of time. reward_of: the reward in each.
     """
     labels = {reward.name: reward for reward in map(reward_of, entries) if reward.source == semconv.LABEL}
-    given = {id(reward) for reward in labels.values() if not math.isnan(reward.value)}
-    return [e for e in entries if reward_of(e).source != semconv.LABEL or id(reward_of(e)) in given]
+    standing = {id(reward) for reward in labels.values() if not math.isnan(reward.value)}
+    return [e for e in entries if reward_of(e).source != semconv.LABEL or id(reward_of(e)) in standing]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

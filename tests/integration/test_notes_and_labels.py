@@ -15,13 +15,14 @@ import pytest
 from dashboards import served
 from launching import AGL
 from openai import OpenAI
-from tiny_run import train
+from tiny_run import StopAfter, train
 
 import agl
 from agl.errors import ConfigError
 from agl.mdp.conditions import reward
 from agl.testing.provider import Reply, serve
 from agl.trainer.report.explain import explain
+from agl.trainer.report.labels import label
 from agl.trainer.store.location import read_store
 from agl.trainer.traces.stored import Traces
 
@@ -81,7 +82,12 @@ def test_labels_select_what_is_imitated(untrained_model: Path, tmp_path: Path, m
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(("ro-none", "1"), "no rollout"), (("ROLLOUT",), "no value"), (("ROLLOUT", "nan"), "a label of nan")],
+    [
+        (("ro-none", "1"), "no rollout"),
+        (("ROLLOUT",), "no value"),
+        (("ROLLOUT", "nan"), "a label of nan"),
+        (("ROLLOUT", "1", "--name", "reward"), "has a reward 'reward' of its own"),
+    ],
 )
 def test_a_label_that_cannot_be_given(words: tuple[str, ...], message: str, run: agl.Result) -> None:
     named = [rollouts(run)[0] if word == "ROLLOUT" else word for word in words]
@@ -128,6 +134,9 @@ def test_a_page_writes_what_the_command_line_does(run: agl.Result) -> None:
             (f"0/rollouts/{rollout}/label", []),
         ):
             assert page.post(path, value).status_code == 400, (path, value)
+        stopped = page.post(f"0/runs/{run.run_id}/stop", {})
+        assert (stopped.status_code, stopped.json()["error"]["message"]) == (409, "the run has succeeded")
+        assert page.json(f"0/runs/{run.run_id}")["stopping"] is False
         # Without the key, and as another site's page would send it.
         bare = f"{page.url}/api/0/runs/{run.run_id}/stop"
         assert httpx.post(bare, json={}).status_code == 401
@@ -141,7 +150,7 @@ def test_a_run_is_stopped_from_outside_and_goes_on(untrained_model: Path, tmp_pa
 import sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from tiny_run import train
+from tiny_run import StopAfter, train
 result = train(Path({str(untrained_model)!r}), Path("run"), steps=500, every=500)
 print(result.history[-1]["step"])
 """
@@ -157,7 +166,7 @@ print(result.history[-1]["step"])
     assert process.returncode == 0
     assert asked["step"] <= done < 500
     assert (tmp_path / "run" / "checkpoints" / f"step-{done:06d}").is_dir()
-    result = train(untrained_model, tmp_path / "run", steps=500, every=500, resume=True, callbacks=_StopAt(done + 1))
+    result = train(untrained_model, tmp_path / "run", steps=500, every=500, resume=True, callbacks=StopAfter(done + 1))
     assert [entry["step"] for entry in result.history] == list(range(done + 2))
 
 
@@ -165,13 +174,10 @@ def _runs(place: Path) -> list[dict[str, Any]]:
     return command("runs", "run", cwd=place) if (place / "run" / "run.db").exists() else []
 
 
-class _StopAt(agl.Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, run: Any, entry: Any) -> None:
-        if entry["step"] >= self.step:
-            run.stop("the test has seen enough")
+def test_a_number_too_large_for_a_float_is_no_label(run: agl.Result) -> None:
+    (rollout, *_) = rollouts(run)
+    with pytest.raises(ConfigError, match="a label of 1000"):
+        read_store(run.store, lambda store: label(store, rollout, 10**400))
 
 
 def test_what_cannot_be_noted_is_refused(run: agl.Result) -> None:

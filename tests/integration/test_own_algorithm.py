@@ -11,7 +11,7 @@ import documents
 import numpy as np
 import pytest
 import torch
-from tiny_run import TRAIN, VAL, agent
+from tiny_run import TRAIN, VAL, StopAfter, agent
 
 import agl
 from agl.errors import CheckpointError, ConfigError, TrainingError
@@ -83,15 +83,6 @@ def test_a_resumed_run_needs_the_same_function(untrained_model: Path, tmp_path: 
     with pytest.raises(CheckpointError, match="other"):
         run(other, 2, resume=True)
     assert run(plain, 2, resume=True).history[-1]["step"] == 2
-
-
-class StopAfter(agl.Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step(self, run: Any, entry: Any) -> None:
-        if entry["step"] >= self.step:
-            run.stop("as asked")
 
 
 @pytest.mark.parametrize(

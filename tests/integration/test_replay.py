@@ -14,7 +14,7 @@ from running import say
 from untrained import make_untrained
 
 import agl
-from agl.errors import NoTrainableDataError
+from agl.errors import NoTrainableDataError, StoreError
 from agl.testing.provider import Reply, serve
 from agl.trainer.evaluation.replay import replay
 from agl.trainer.store.location import read_store
@@ -44,7 +44,7 @@ def test_the_policy_that_sampled_it_says_the_same_with_the_log_probs_that_were_r
     assert [call.same for call in found.calls] == [True, True]
     for call, before in zip(found.calls, stored, strict=True):
         assert call.recorded_logprob == pytest.approx(float(np.mean(before.logprobs)), abs=1e-4)
-        assert call.asked["content"] in ("hello", "and more?")
+        assert call.message["content"] in ("hello", "and more?")
 
     make_untrained(tmp_path / "other", seed=7)
     other = read_store(
@@ -75,16 +75,19 @@ def test_what_a_provider_answered_is_put_to_a_policy(
     )
     assert done.returncode == 0, done.stderr
     (call,) = json.loads(done.stdout)["calls"]
-    assert (call["asked"]["content"], call["recorded"]["content"]) == ("2 + 2?", "4, of course")
+    assert (call["message"]["content"], call["recorded"]["content"]) == ("2 + 2?", "4, of course")
     assert call["answer"]["content"] != "4, of course"
     assert call["recorded_logprob"] < 0
     assert "0 of 1 answers" in done.stderr
 
 
-def test_a_rollout_without_a_call_cannot_be_replayed(untrained_model: Path, tmp_path: Path) -> None:
+def test_a_rollout_without_a_call_cannot_be_replayed(tmp_path: Path) -> None:
     run = agl.Trainer(agl.Baseline(), directory=tmp_path / "run", progress=False).fit(
         agl.rollout(lambda task: 1.0), [{"question": "?"}]
     )
     rollout = first_rollout(run)
+    # Nothing is loaded for it: the model need not even be there.
     with pytest.raises(NoTrainableDataError, match="it made none"):
-        read_store(run.store, lambda store: replay(store, rollout, str(untrained_model), progress=False))
+        read_store(run.store, lambda store: replay(store, rollout, "/no/such/model", progress=False))
+    with pytest.raises(StoreError, match="1 attempts, and no number 3"):
+        read_store(run.store, lambda store: replay(store, rollout, "/no/such/model", attempt=3, progress=False))

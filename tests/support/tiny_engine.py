@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,19 @@ def tiny_model(architecture: str = "llama", **changes):
 
 def engine_for(model, **options) -> LocalEngine:
     return LocalEngine(model.to(DEVICE), tiny_tokenizer(), **{"device": DEVICE, "max_context": 512} | options)
+
+
+def fail_first_pass(engine: LocalEngine, monkeypatch: Any) -> None:
+    """The engine's next pass over prompts runs out of memory; those after it do not."""
+    run, passes = engine._slots.prefill, []
+
+    def failing(*arguments: Any) -> Any:
+        passes.append(arguments)
+        if len(passes) == 1:
+            raise RuntimeError("out of memory")
+        return run(*arguments)
+
+    monkeypatch.setattr(engine._slots, "prefill", failing)
 
 
 def finish(engine: LocalEngine) -> dict[int, Completion]:

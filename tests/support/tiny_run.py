@@ -43,6 +43,17 @@ def train(
     return trainer.fit(agent, TRAIN, val, resume=resume)
 
 
+class StopAfter(agl.Callback):
+    """Ends a run after so many steps, as a person might."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, run: Any, entry: Any) -> None:
+        if entry["step"] >= self.step:
+            run.stop("the test has seen enough")
+
+
 def train_killed(policy: Path, directory: Path, *, after: int, options: str, **settings: Any) -> None:
     """Train in another process, which is killed when so many steps are logged.
 

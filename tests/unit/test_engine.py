@@ -15,6 +15,7 @@ from tiny_engine import (
     CPU,
     VOCABULARY,
     engine_for,
+    fail_first_pass,
     finish,
     prompts,
     reference,
@@ -451,15 +452,7 @@ def test_a_pass_that_fails_ends_the_requests_of_every_cache(model, monkeypatch):
     """Those whose own cache was not computed yet, too: none is forgotten. What comes later is answered."""
     engine = engine_for(model)
     rng = np.random.default_rng(0)
-    run, passes = engine._slots.prefill, []
-
-    def failing(*arguments):
-        passes.append(arguments)
-        if len(passes) == 1:
-            raise RuntimeError("out of memory")
-        return run(*arguments)
-
-    monkeypatch.setattr(engine._slots, "prefill", failing)
+    fail_first_pass(engine, monkeypatch)
     for i, size in enumerate((10, 300, 12)):
         engine.submit(i, rng.integers(0, engine.vocabulary, size).astype(np.int32), Sampling(max_tokens=3))
     events = [event for _ in range(40) if engine.has_work for event in engine.step()]

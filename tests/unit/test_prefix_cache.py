@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_engine import VOCABULARY, engine_for, finish, reference, sample, tiny_model
+from tiny_engine import VOCABULARY, engine_for, fail_first_pass, finish, reference, sample, tiny_model
 
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.engine.engine import PREFILL_TOKENS
@@ -294,16 +294,8 @@ def test_an_update_drops_the_prefixes_of_its_own_policy_alone(model):
 
 
 def test_a_pass_that_fails_ends_its_own_requests_alone(model, monkeypatch):
-    engine, run, passes = engine_for(model), None, []
-    run = engine._slots.prefill
-
-    def failing(*arguments):
-        passes.append(arguments)
-        if len(passes) == 1:
-            raise RuntimeError("out of memory")
-        return run(*arguments)
-
-    monkeypatch.setattr(engine._slots, "prefill", failing)
+    engine = engine_for(model)
+    fail_first_pass(engine, monkeypatch)
     submit(engine, [text(PREFILL_TOKENS // 16, 8)] * 4)
     (failed,) = engine.step()
     assert isinstance(failed, Failed)

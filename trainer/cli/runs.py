@@ -10,13 +10,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from agl.errors import AglError, ConfigError, StoreError
+from agl.errors import AglError, ConfigError
 from agl.texts import printable
 from agl.trainer.dashboard.sources import Source, find_sources
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.report.explain import PIPED_WIDTH
 from agl.trainer.report.terminal import console
-from agl.trainer.run.about import About, about, ask_to_stop, find_run, note, shown
+from agl.trainer.run.about import About, about, find_run, note, request_stop, shown
 from agl.trainer.store.base import Store
 from agl.trainer.store.location import read_store
 from agl.trainer.store.types import TrainingRun
@@ -122,9 +122,7 @@ def stop_run(store: str | None, prefix: str) -> dict[str, Any]:
 
     async def ask(opened: Store) -> dict[str, Any]:
         run = await find_run(opened, prefix)
-        if run.status != "running":
-            raise StoreError(f"the run has {run.status}", hint="agl runs shows those that are running", run=run.run_id)
-        await ask_to_stop(opened, run.run_id)
+        await request_stop(opened, run)
         return {"run_id": run.run_id, "step": run.step}
 
     return read_store(store, ask)

@@ -38,7 +38,7 @@ from agl.trainer.http.responses import answer
 from agl.trainer.report.alerts import Watch
 from agl.trainer.report.labels import label
 from agl.trainer.report.rollout_report import describe
-from agl.trainer.run.about import LONGEST, about, ask_to_stop, note, shown, stop_asked
+from agl.trainer.run.about import LONGEST, about, note, request_stop, shown, stop_requested
 from agl.trainer.run.candidates import candidates
 from agl.trainer.store.base import Runs, Store
 from agl.trainer.store.types import ROLLOUT_TERMINAL, Mode, Rollout, RolloutStatus, RolloutSummary, TrainingRun
@@ -245,7 +245,10 @@ class _Api:
     async def run(self, request: Request) -> Any:
         store, run = await self._run(request)
         ends = await store.query_metrics([run.run_id], names=_ENDS, ends=True)
-        facts = {"store_name": printable(self._source(request).name), "stopping": await stop_asked(store, run.run_id)}
+        facts = {
+            "store_name": printable(self._source(request).name),
+            "stopping": await stop_requested(store, run.run_id),
+        }
         return views.run_json(run, ends, (await about(store)).get(run.run_id)) | facts
 
     async def note(self, request: Request) -> Any:
@@ -256,7 +259,7 @@ class _Api:
     async def stop(self, request: Request) -> Any:
         """Have the run end after its current step."""
         store, run = await self._run(request)
-        await ask_to_stop(store, run.run_id)
+        await request_stop(store, run)
         return {"stopping": True}
 
     async def metrics(self, request: Request) -> Any:
@@ -335,7 +338,7 @@ class _Api:
         }
 
     async def search(self, request: Request) -> Any:
-        """Rollouts of all steps that match what is asked for, newest first; `next` to continue `before`."""
+        """Rollouts of all steps that match the conditions, newest first; `next` to continue `before`."""
         store, run = await self._run(request)
         summaries = await store.find_rollouts(
             run.run_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
-from agl.errors import ContextLengthError, NoTrainableDataError
+from agl.errors import ContextLengthError, NoTrainableDataError, StoreError
 from agl.mdp.selection import DEFAULT_POLICY, AgentFilter, select
 from agl.mdp.types import Call
 from agl.texts import printable
@@ -33,7 +33,7 @@ class ReplayedCall:
     """A call, answered again.
 
     Attributes:
-        call, agent: its id, and who made it. asked: the last message that it sent.
+        call, agent: its id, and who made it. message: the last message that it sent.
         recorded: the answer of then. answer: that of the policy. finish_reason: how it ended.
         same: whether the two are the same message. recorded_logprob: mean log-prob of a token of the recorded answer
             under the policy, at temperature 1, in nats.
@@ -41,7 +41,7 @@ class ReplayedCall:
 
     call: str
     agent: str
-    asked: Mapping[str, Any]
+    message: Mapping[str, Any]
     recorded: Mapping[str, Any]
     answer: Mapping[str, Any]
     finish_reason: str
@@ -51,7 +51,7 @@ class ReplayedCall:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A rollout's calls, answered again by `model`. `left_out`: reason -> calls that the policy cannot be asked."""
+    """A rollout's calls, answered again by `model`. `left_out`: reason -> calls that cannot be put to it."""
 
     rollout_id: str
     model: str
@@ -84,32 +84,41 @@ async def replay(
         agents: whose calls; everybody's if None. temperature: 0 takes the most likely tokens.
 
     Raises:
-        StoreError: no such rollout. NoTrainableDataError: it has no call that the policy can be asked.
+        StoreError: no such rollout or attempt. NoTrainableDataError: it has no call that can be put to a policy.
         ModelLoadError: there is no such model.
     """
     rollout = await store.get_rollout(rollout_id)
     stored = await record(store, rollout)
     selection = select() if agents is None else select(agents)
+    if attempt is not None and not 1 <= attempt <= rollout.attempts:
+        what = f"the rollout has {rollout.attempts} attempts, and no number {attempt}"
+        raise StoreError(what, rollout=rollout.rollout_id)
     recorded = RecordedAttempt(stored, attempt or rollout.attempts, selection)
+    # Before the model is loaded.
+    as_texts = recorded.with_texts()
+    _require(as_texts.conversations, as_texts.refused, rollout.rollout_id)
     policy = await FrozenPolicy.load(PolicySpec(model, DEFAULT_POLICY), progress=Progress(progress))
     try:
-        texts = recorded.with_texts().conversations
         candidate = await asyncio.to_thread(recorded.with_tokens, dict.fromkeys(selection.policies, policy.rendering))
-        left_out = {reason: n for reason, n in candidate.refused.items() if n}
-        calls = [t.call for t in candidate.attempt.trajectory.transitions if t.call.id in texts]
-        if not calls:
-            reasons = ", ".join(f"{n} {reason}" for reason, n in left_out.items()) or "it made none"
-            raise NoTrainableDataError(
-                f"no call of the rollout can be put to another policy ({reasons})",
-                hint="agl explain shows what was recorded of it",
-                rollout=rollout.rollout_id,
-            )
+        texts, transitions = as_texts.conversations, candidate.attempt.trajectory.transitions
+        calls = [t.call for t in transitions if t.call.id in texts]
+        _require(calls, candidate.refused, rollout.rollout_id)
         stops = tuple(dict.fromkeys((*policy.rendering.stop_token_ids, *policy.stop_token_ids)))
         sampling = Sampling(max_response_tokens, temperature=temperature, stop_token_ids=stops, seed=seed)
         replayed = await asyncio.gather(*(_answer(policy, call, texts[call.id], sampling) for call in calls))
     finally:
         await policy.close()
-    return Replay(rollout.rollout_id, model, replayed, left_out)
+    return Replay(rollout.rollout_id, model, replayed, {r: n for r, n in candidate.refused.items() if n})
+
+
+def _require(calls: Collection[Any], refused: Mapping[str, int], rollout_id: str) -> None:
+    if not calls:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in refused.items() if n) or "it made none"
+        raise NoTrainableDataError(
+            f"no call of the rollout can be put to another policy ({reasons})",
+            hint="agl explain shows what was recorded of it",
+            rollout=rollout_id,
+        )
 
 
 async def _answer(policy: FrozenPolicy, call: Call, texts: Conversation, sampling: Sampling) -> ReplayedCall:
@@ -126,9 +135,9 @@ async def _answer(policy: FrozenPolicy, call: Call, texts: Conversation, samplin
     logprob, ids = None, np.concatenate([call.prompt_ids, call.response_ids])
     if isinstance(engine, LocalPolicy) and call.response_ids.size and ids.size <= engine.max_context:
         logprob = float((await engine.engine_logprobs(ids))[-call.response_ids.size :].mean())
-    asked = texts.messages[-1] if texts.messages else {}
+    message = texts.messages[-1] if texts.messages else {}
     same = _essence(answer) == _essence(texts.answer)
-    return ReplayedCall(call.id, call.agent, asked, texts.answer, answer, reason, same, logprob)
+    return ReplayedCall(call.id, call.agent, message, texts.answer, answer, reason, same, logprob)
 
 
 def _essence(message: Mapping[str, Any]) -> tuple[str, list[tuple[str, Any]]]:
@@ -148,7 +157,7 @@ def show(replayed: Replay) -> None:
     """Print the two answers of each call."""
     panels = []
     for number, call in enumerate(replayed.calls):
-        lines = [Text(f"{'asked':10}{_line(call.asked)}", "dim"), Text(f"{'recorded':10}{_line(call.recorded)}")]
+        lines = [Text(f"{'message':10}{_line(call.message)}", "dim"), Text(f"{'recorded':10}{_line(call.recorded)}")]
         if call.same:
             lines.append(Text(f"{'now':10}the same", "dim"))
         else:

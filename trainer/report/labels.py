@@ -4,6 +4,7 @@ itself, so whatever reads rewards reads it: conditions, exports, pages, viewers 
 from __future__ import annotations
 
 import math
+import sys
 import time
 
 from agl import semconv
@@ -23,9 +24,11 @@ async def label(
         The rollout's whole id.
 
     Raises:
-        ConfigError: the value is not finite, or there is no name. StoreError: no such rollout, or nothing ran of it.
+        ConfigError: the value is not finite, there is no name, or the rollout has another reward of that name.
+        StoreError: no such rollout, or nothing ran of it.
     """
-    if value is not None and not math.isfinite(value):
+    # An integer may be too large for a float.
+    if value is not None and not -sys.float_info.max <= value <= sys.float_info.max:
         raise ConfigError(f"a label of {value}", hint="give a finite number: 1 for good and 0 for bad, for example")
     if not name:
         raise ConfigError("a label without a name", hint=f"leave the name out for {semconv.LABEL!r}")
@@ -38,6 +41,15 @@ async def label(
             hint="it has not run yet, or its spans were pruned",
             rollout=rollout.rollout_id,
         )
+    for span in known:
+        if span.attributes.get(semconv.REWARD_NAME) == name and (
+            span.attributes.get(semconv.REWARD_SOURCE) != semconv.LABEL
+        ):
+            raise ConfigError(
+                f"the rollout has a reward {name!r} of its own, to which a label would be added",
+                hint=f"take another name, or leave it out for {semconv.LABEL!r}",
+                rollout=rollout.rollout_id,
+            )
     now = time.time()
     reward = Reward(name, math.nan if value is None else value, semconv.LABEL, primary=False, explanation=note)
     attributes = {**reward.attributes, semconv.REWARD_VALUE: value, semconv.REWARD_CALL: ""}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from agl.errors import ConfigError, NotStoredError
+from agl.errors import ConfigError, NotStoredError, StoreError
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import TrainingRun
 
@@ -79,19 +79,25 @@ async def find_run(store: Store, prefix: str) -> TrainingRun:
     return found[0]
 
 
-async def ask_to_stop(store: Store, run_id: str) -> None:
-    """Have a run end after its current step, with a checkpoint. Whoever trains it reads that after the step."""
-    await store.put_note(_STOP + run_id, {"at": time.time()})
+async def request_stop(store: Store, run: TrainingRun) -> None:
+    """Have a run end after its current step, with a checkpoint. Whoever trains it reads that after the step.
+
+    Raises:
+        StoreError: it is not running.
+    """
+    if run.status != "running":
+        raise StoreError(f"the run has {run.status}", hint="agl runs shows those that are running", run=run.run_id)
+    await store.put_note(_STOP + run.run_id, {"at": time.time()})
 
 
-async def forget_stop(store: Store, run_id: str) -> None:
-    """A run that begins, or goes on, was not asked to stop yet."""
+async def clear_stop_request(store: Store, run_id: str) -> None:
+    """Forget an earlier request: the run begins, or is resumed."""
     if (await store.query_notes(_STOP + run_id)).get(_STOP + run_id):
         await store.put_note(_STOP + run_id, None)
 
 
-async def stop_asked(store: Store, run_id: str) -> bool:
-    """Whether `ask_to_stop` was called."""
+async def stop_requested(store: Store, run_id: str) -> bool:
+    """Whether `request_stop` was called since the run began, or was resumed."""
     return bool((await store.query_notes(_STOP + run_id)).get(_STOP + run_id))
 
 

@@ -13,7 +13,7 @@ from agl.agents.agent import Agent
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.report.alerts import Watch
 from agl.trainer.report.progress import Progress
-from agl.trainer.run.about import forget_stop, stop_asked
+from agl.trainer.run.about import clear_stop_request, stop_requested
 from agl.trainer.run.callbacks import Callbacks
 from agl.trainer.run.config import RunConfig
 from agl.trainer.run.memory import RunMemory
@@ -56,7 +56,8 @@ class Run:
         history: one dict per step; `record` adds to it.
         recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
         memory: what the agent remembers, made where its rollouts are executed; None for nothing.
-        watch: what looks wrong in the history. asked: why a person had it stopped, from outside of this program.
+        watch: what looks wrong in the history. stop_request: why it ends after this step, where a person outside of
+            this program wants it to.
     """
 
     config: RunConfig
@@ -80,7 +81,7 @@ class Run:
     memory: RunMemory | None = None
     history: list[dict[str, Any]] = field(init=False)
     watch: Watch = field(default_factory=Watch, init=False)
-    asked: str | None = field(default=None, init=False)
+    stop_request: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         if self.recorder is None:
@@ -90,7 +91,7 @@ class Run:
     async def begin(self, steps: int | None, step: int = 0) -> None:
         """Record that training begins, or continues after `step` of `steps` steps."""
         await self.recorder.begin(self.run_id, steps, step)
-        await forget_stop(self.store, self.run_id)
+        await clear_stop_request(self.store, self.run_id)
         self.watch = Watch()
         for entry in self.history:
             self.watch.add(entry)
@@ -101,8 +102,8 @@ class Run:
         run from outside, may set `stop_reason`."""
         await self.recorder.add(entry)
         await self.callbacks.record(entry)
-        if await stop_asked(self.store, self.run_id):
-            self.asked = "by agl stop, or from its page"
+        if await stop_requested(self.store, self.run_id):
+            self.stop_request = "by agl stop, or from its page"
         for alert in self.watch.add(entry):
             whose = f"policy {alert.policy}: " if alert.policy else ""
             self.progress.note(f"step {alert.since}: {whose}{alert.text}")
@@ -125,7 +126,7 @@ class Run:
     @property
     def stop_reason(self) -> str | None:
         """Why training must end after this step, with a checkpoint; None if it continues."""
-        return self.callbacks.stop_reason or self.asked
+        return self.callbacks.stop_reason or self.stop_request
 
 
 @runtime_checkable
