@@ -423,6 +423,7 @@ def test_rows_of_different_length_do_not_change_each_other(architecture, monkeyp
             engine.abort(99)
         answers |= {e.request_id: e.completion for e in engine.step() if isinstance(e, Finished)}
         several += len({row.cache for row in engine._running}) > 1
+        assert all(row.cached <= engine._slots.longest[row.cache] for row in engine._running)
         if not engine.has_work:
             break
     assert several > 20
