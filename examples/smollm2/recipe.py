@@ -56,7 +56,7 @@ def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any
     model = options.model or smollm2()
     n_heldout = 4 if options.short else len(claim.heldout)
     heldout, steps = claim.heldout[:n_heldout], options.steps or (1 if options.short else claim.steps)
-    run: dict[str, Any] = {"n_workers": 32, "seed": options.seed, "agents": claim.agents, **claim.more}
+    run: dict[str, Any] = {"n_workers": 64, "seed": options.seed, "agents": claim.agents, **claim.more}
     settings: dict[str, Any] = {
         "max_context": claim.max_context, "max_response_tokens": claim.max_response_tokens,
         "max_tokens_per_microbatch": claim.max_context, "max_batch": 64, "threads": options.threads,

@@ -30,6 +30,7 @@ from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.engine import forward
 from agl.trainer.local.engine.attention import agrees
 from agl.trainer.local.engine.engine import CHUNK_TOKENS
+from agl.trainer.local.engine.linear import FEW, favour_few_rows
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
 from agl.trainer.local.learner.learner import Learner
 from agl.trainer.local.protocol import Failed, Finished, Tokens
@@ -43,6 +44,26 @@ def model():
 
 
 # -- exactness --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(0, 24), (24,), (1, 24), (2, 24), (FEW, 1, 24), (3, 7, 24), (FEW + 1, 24)])
+def test_few_rows_go_through_a_linear_layer_the_other_way_round(shape, bias, monkeypatch):
+    layer = torch.nn.Linear(24, 40, bias=bias)
+    x = torch.randn(shape)
+    with torch.no_grad():
+        expected = layer(x)
+    favour_few_rows(layer)
+    turned: list[int] = []
+    multiply = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b: turned.append(b.shape[1]) or multiply(a, b))
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-6)
+    rows = x.numel() // 24
+    assert turned == ([rows] if 1 < rows <= FEW else [])
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    assert turned == ([rows] if 1 < rows <= FEW else [])
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))

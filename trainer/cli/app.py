@@ -123,7 +123,9 @@ def quickstart(
     ] = None,
     seed: Seed = 0,
     steps: Annotated[int | None, typer.Option(help="Updates of the policy (16; with --real 6).", min=1)] = None,
-    n_workers: NWorkers = 32,
+    n_workers: Annotated[
+        int | None, typer.Option(help="Rollouts that run at once (32; with --real 64).", min=1)
+    ] = None,
     resume: Resume = False,
     json_file: Json = None,
     quiet: Quiet = False,
@@ -133,9 +135,8 @@ def quickstart(
     from agl.extras import require
 
     require("agl quickstart", "local,langchain", ("torch", "langchain", "langchain_openai"))
-    options: dict[str, Any] = {"seed": seed, "n_workers": n_workers, "progress": not quiet}
-    if steps is not None:
-        options["steps"] = steps
+    options: dict[str, Any] = {"seed": seed, "progress": not quiet}
+    options |= {name: value for name, value in (("steps", steps), ("n_workers", n_workers)) if value is not None}
     if pretrained:
         if resume:
             raise ConfigError("--real with --resume", hint="leave out --resume: it begins with the pretrained model")

@@ -110,7 +110,7 @@ def run(
     model: str | None = None,
     seed: int = 0,
     steps: int = STEPS,
-    n_workers: int = 32,
+    n_workers: int = 64,
     progress: bool = True,
     size: Size = Size(),
 ) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache
 from agl.trainer.local.attention import attention
 from agl.trainer.local.engine.attention import GROUPED, agrees
 from agl.trainer.local.engine.kv_cache import JoinedCache, SlotCache, probe_shape
+from agl.trainer.local.engine.linear import favour_few_rows
 from agl.trainer.local.lora import Adapters
 
 WINDOW_BLOCK = 16
@@ -59,6 +60,8 @@ class SlotModel:
         self.device = device
         self.autocast = autocast
         self._attention = like._attention if like else model.config._attn_implementation
+        if like is None and device.type == "cpu":
+            favour_few_rows(model)
         if like is None and device.type == "cpu" and self._attention == "eager" and agrees(model, device):
             self._attention = GROUPED
         self.shape = probe_shape(model, device, autocast)
