@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import sentencepiece
 import torch
+from paths import ROOT
 from tokenizers import Regex, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -23,6 +26,7 @@ from agl.trainer.local.model import load_policy, save_model
 from agl.trainer.local.prepared import CACHE_VARIABLE, TEMPLATES, model_directory
 from agl.trainer.local.tokenizer import PROBE, load_tokenizer
 from agl.trainer.rendering.rendering import Rendering
+from agl_verl.config import local
 
 WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
@@ -65,18 +69,10 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, *, architecture: str = "l
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer))]
-    tokens += [f"[PAD{i}]" for i in range(len(tokens), config.vocab_size)]
-    added = {t["content"]: 3 if t["special"] else 4 for t in backend["added_tokens"]}
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types([added.get(token, 1) for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    if tokenizer.chat_template:
-        writer.add_chat_template(tokenizer.chat_template)
+    if isinstance(tokenizer, sentencepiece.SentencePieceProcessor):
+        _write_pieces(writer, tokenizer)
+    else:
+        _write_byte_pairs(writer, tokenizer, config.vocab_size, pre)
     names = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -97,6 +93,39 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, *, architecture: str = "l
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _write_byte_pairs(writer: gguf.GGUFWriter, tokenizer: Any, size: int, pre: str) -> None:
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer))]
+    tokens += [f"[PAD{i}]" for i in range(len(tokens), size)]
+    added = {t["content"]: 3 if t["special"] else 4 for t in backend["added_tokens"]}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([added.get(token, 1) for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in backend["model"]["merges"]])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    if tokenizer.chat_template:
+        writer.add_chat_template(tokenizer.chat_template)
+
+
+def _write_pieces(writer: gguf.GGUFWriter, pieces: Any) -> None:
+    def kind(i: int) -> int:
+        # Normal, unknown, control, the user's own, or a byte.
+        if pieces.is_unknown(i) or pieces.is_control(i):
+            return 2 if pieces.is_unknown(i) else 3
+        return 6 if pieces.is_byte(i) else 4 if pieces.id_to_piece(i) == "<tool>" else 1
+
+    ids = range(pieces.vocab_size())
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([pieces.id_to_piece(i) for i in ids])
+    writer.add_token_scores([pieces.get_score(i) for i in ids])
+    writer.add_token_types([kind(i) for i in ids])
+    writer.add_unk_token_id(pieces.unk_id())
+    writer.add_bos_token_id(pieces.bos_id())
+    writer.add_eos_token_id(pieces.eos_id())
 
 
 def test_a_gguf_model_computes_and_tokenises_as_the_model_that_it_was_made_of(
@@ -120,6 +149,35 @@ def test_a_gguf_model_computes_and_tokenises_as_the_model_that_it_was_made_of(
     made = [*(cache / "models").iterdir()]
     assert model_directory(file.parent) == model_directory(file) == str(made[0])
     assert len(made) == 1
+
+
+def test_a_gguf_tokenizer_of_sentencepiece_cuts_as_sentencepiece_does(untrained_model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text((ROOT / "docs" / "concepts.md").read_text() + PROBE)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(tmp_path / "spm"), vocab_size=512, model_type="bpe", byte_fallback=True,
+        split_digits=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        control_symbols=["<|im_start|>"], user_defined_symbols=["<tool>"], minloglevel=2,
+    )  # fmt: skip
+    pieces: Any = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    model = AutoModelForCausalLM.from_pretrained(untrained_model)
+    model.resize_token_embeddings(512)
+    file = write_gguf(tmp_path / "spm.gguf", model, pieces)
+    tokenizer: Any = load_tokenizer(model_directory(file, "hermes"))
+    for sample in (
+        PROBE,
+        "  two spaces",
+        "12345 + 6",
+        "def f():\n    return 1\n",
+        "na\u00efve \u2603 \u4f60\u597d",
+        "",
+    ):
+        assert tokenizer.encode(sample, add_special_tokens=False) == pieces.encode(sample)
+        assert tokenizer.decode(pieces.encode(sample)) == sample
+    assert tokenizer.encode("x<tool>", add_special_tokens=False) == pieces.encode("x<tool>")
+    control = pieces.piece_to_id("<|im_start|>")
+    assert tokenizer.encode("x<|im_start|>", add_special_tokens=False) == [*pieces.encode("x"), control]
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.unk_token) == ("<s>", "</s>", "<unk>")
 
 
 def test_what_is_no_gguf_file_that_can_be_converted_is_refused(
@@ -258,3 +316,16 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(untrained_mode
         require_memory("huge", config, cpu, torch.float32, trained=True)
     with pytest.raises(ModelLoadError, match=r"here a model fits of at most [\d.]+ billion parameters"):
         require_memory("huge", config, cpu, torch.float32, trained=False)
+
+
+def test_verl_takes_a_gguf_file_and_a_template(subject: tuple[Any, Any], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "small.gguf", *subject)
+    verl = agl.VERL(model=str(file), chat_template="hermes", steps=1, backend="local")
+    plan = asyncio.run(verl.prepared())
+    assert plan.model == plan.settings["actor_rollout_ref.model.path"] == model_directory(file, "hermes")
+    assert load_tokenizer(plan.model).chat_template == (TEMPLATES / "hermes.jinja").read_text()
+    assert local.as_grpo(verl.plan, 1, verl.chat_template).chat_template == "hermes"
+    with pytest.raises(ConfigError, match="chat_template='hermez'"):
+        agl.VERL(model=str(file), chat_template="hermez", steps=1)
+    with pytest.raises(ModelLoadError, match="no such file"):
+        agl.VERL(model=str(tmp_path / "none.gguf"), steps=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shutil
 from collections import Counter, defaultdict
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -92,13 +93,16 @@ def test_ppo_with_a_critic_on_adapters(cluster: None, left_clean: None, tiny_pol
     assert result.policy.is_dir()
 
 
-def test_a_dry_run_with_a_gateway_process_for_every_few_runners(
+def test_a_dry_run_with_a_gateway_process_for_every_few_runners_and_a_template_from_outside(
     cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     from agl_verl import bridge
 
     monkeypatch.setattr(bridge, "RUNNERS_PER_GATEWAY", 3)
+    monkeypatch.setenv("AGL_CACHE", str(tmp_path / "cache"))
+    model = Path(shutil.copytree(tiny_policy, tmp_path / "without template"))
+    template = (model / "chat_template.jinja").rename(tmp_path / "template.jinja")
     ports: Counter[int | None] = Counter()
     processes: set[int] = set()
 
@@ -108,7 +112,8 @@ def test_a_dry_run_with_a_gateway_process_for_every_few_runners(
         processes.update(gateway_processes())
         return float(say(llm, task["question"]) == task["answer"])
 
-    trainer = agl.Trainer(algorithm(tiny_policy, steps=1), directory=tmp_path / "run", n_workers=4)
+    verl = algorithm(model, steps=1, chat_template=str(template))
+    trainer = agl.Trainer(verl, directory=tmp_path / "run", n_workers=4)
     result = trainer.dev(agent, arithmetic_tasks(8, seed=0, split="train"), n_tasks=4)
     assert result.history == [{**result.history[0], "step": 0, "train/rollouts": 4}]
     assert result.checkpoint is None

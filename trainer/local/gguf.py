@@ -142,7 +142,10 @@ def gguf_tokenizer(reader: GGUFReader, file: Path) -> PreTrainedTokenizerFast:
     if kind == "gpt2":
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=_byte_pairs(reader, tokens, file), **special)
     elif kind == "llama":
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, **special)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        # Some releases of transformers take the first special token for the last one, and forget the user's own.
+        tokenizer.add_special_tokens(special)
+        _add_tokens(reader, tokens, tokenizer)
     else:
         raise ModelLoadError(
             f"a GGUF tokenizer of the kind {kind!r} is not known",
@@ -156,7 +159,7 @@ def gguf_tokenizer(reader: GGUFReader, file: Path) -> PreTrainedTokenizerFast:
 
 
 def _byte_pairs(reader: GGUFReader, tokens: list[str], file: Path) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     name = _value(reader, "tokenizer.ggml.pre")
     if name not in _PRE_TOKENIZERS:
@@ -175,12 +178,18 @@ def _byte_pairs(reader: GGUFReader, tokens: list[str], file: Path) -> Any:
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    kinds = _value(reader, "tokenizer.ggml.token_type") or [1] * len(tokens)
-    for wanted, control in ((_CONTROL, True), (_USER_DEFINED, False)):
-        added = [t for t, kind in zip(tokens, kinds, strict=True) if kind == wanted]
-        add = tokenizer.add_special_tokens if control else tokenizer.add_tokens
-        add([AddedToken(token, normalized=False, special=control) for token in added])
+    _add_tokens(reader, tokens, tokenizer)
     return tokenizer
+
+
+def _add_tokens(reader: GGUFReader, tokens: list[str], tokenizer: Any) -> None:
+    """Have the tokenizer find the control tokens and the user's own in a text before it is cut."""
+    from tokenizers import AddedToken
+
+    kinds = _value(reader, "tokenizer.ggml.token_type") or [1] * len(tokens)
+    for wanted in (_CONTROL, _USER_DEFINED):
+        added = [t for t, kind in zip(tokens, kinds, strict=True) if kind == wanted]
+        tokenizer.add_tokens([AddedToken(token, normalized=False, special=wanted == _CONTROL) for token in added])
 
 
 def _value(reader: GGUFReader, name: str) -> Any:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal, Unpack, get_args
 
 from agl.errors import ConfigError, nearest
 from agl.extras import TRAINING, install_line, require
+from agl.trainer.local.gguf import gguf_file
+from agl.trainer.local.prepared import model_directory, template_text
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 from agl_verl.config import local, loggers
 from agl_verl.config.compose import notes
-from agl_verl.config.plan import Plan, flatten, read
+from agl_verl.config.plan import MODEL, Plan, flatten, read
 from agl_verl.config.renamed import rename
 from agl_verl.config.shorthand import Common, expand
 from agl_verl.overrides import environment
@@ -35,6 +39,8 @@ class VERL:
     Args:
         config: the hydra-style dict that verl takes, nested or dotted: `{"data": {...}, "actor_rollout_ref": {...},
             ...}`. It takes precedence over the arguments.
+        chat_template: chat template to give the model: "hermes", "llama3", "mistral", "qwen3" or a Jinja file; None =
+            its own.
         backend: "cluster" or "local"; "auto" is the cluster where verl, Ray, vLLM and TransferQueue are installed.
         update_timeout: seconds that giving vLLM's servers new weights may take on the cluster; a run whose update
             takes longer fails with an error that names it.
@@ -44,6 +50,7 @@ class VERL:
     Raises:
         ConfigError: an unknown key or argument, a value that would have to be ignored, or a backend that is not
             installed.
+        ModelLoadError: there is no such GGUF file.
     """
 
     plan: Plan
@@ -54,6 +61,7 @@ class VERL:
         self,
         config: Mapping[str, Any] | None = None,
         *,
+        chat_template: str | None = None,
         backend: Backend = "auto",
         update_timeout: float = 1800.0,
         **common: Unpack[Common],
@@ -76,10 +84,14 @@ class VERL:
             )
         self.tracking, settings = loggers.split({**expand(common), **rename(flatten(config or {}))})
         self.plan = read(settings)
+        self.chat_template = chat_template
+        gguf_file(self.plan.model)
+        if chat_template is not None:
+            template_text(chat_template)
         if self.backend == "local":
             require(f"agl.VERL on this machine ({self._why})", "local", TRAINING)
             self._unused = local.check(self.plan)
-            local.as_grpo(self.plan, 1)  # so that a number out of range is refused here
+            local.as_grpo(self.plan, 1, chat_template)  # so that a number out of range is refused here
         else:
             self._unused = notes(self.plan)
 
@@ -88,15 +100,23 @@ class VERL:
         if self.plan.val_every is None and not self.plan.val_before_train:
             run.val = []
         if self.backend == "cluster":
-            await self._bridge().train(run, self.plan, self.update_timeout)
+            await self._bridge().train(run, await self.prepared(), self.update_timeout)
             return
-        await local.as_grpo(self.plan, len(run.train)).run(run)
+        await local.as_grpo(self.plan, len(run.train), self.chat_template).run(run)
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         self._begin(run)
         if self.backend == "cluster":
-            return await self._bridge().dev(run, self.plan, self.update_timeout, n_tasks)
-        return await local.as_grpo(self.plan, len(run.train)).dev(run, n_tasks)
+            return await self._bridge().dev(run, await self.prepared(), self.update_timeout, n_tasks)
+        return await local.as_grpo(self.plan, len(run.train), self.chat_template).dev(run, n_tasks)
+
+    async def prepared(self) -> Plan:
+        """The plan for the cluster, whose processes load a Hugging Face directory or hub id and nothing else: a GGUF
+        file, or a model with another chat template, becomes a directory in the cache."""
+        directory = await asyncio.to_thread(model_directory, self.plan.model, self.chat_template)
+        if directory == self.plan.model:
+            return self.plan
+        return replace(self.plan, model=directory, settings={**self.plan.settings, f"{MODEL}.path": directory})
 
     def _bridge(self) -> Any:
         """The module that trains on the cluster. TransferQueue, imported with it, reads the environment at import."""

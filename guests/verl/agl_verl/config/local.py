@@ -114,7 +114,7 @@ def check(plan: Plan) -> tuple[str, ...]:
     return tuple(unused)
 
 
-def as_grpo(plan: Plan, n_tasks: int) -> GRPO:
+def as_grpo(plan: Plan, n_tasks: int, chat_template: str | None = None) -> GRPO:
     """The embedded algorithm with the plan's numbers, for a dataset of `n_tasks`."""
     steps = plan.total_steps(n_tasks)
     # verl's scheduler moves once a step, the learner's at every update.
@@ -126,6 +126,7 @@ def as_grpo(plan: Plan, n_tasks: int) -> GRPO:
         warmup_steps=warmup * plan.minibatches * plan.update_epochs,
         val_every=plan.val_every or NEVER,
         lora=LoraSpec(plan.lora_rank, plan.lora_alpha, 0.0, plan.lora_targets) if plan.lora_rank else None,
+        chat_template=chat_template,
         # verl's "cuda" is its default rather than a choice; only "cpu" rules the other out.
         device="cpu" if plan.device == "cpu" else "auto",
     )

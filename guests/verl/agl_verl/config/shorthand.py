@@ -13,7 +13,7 @@ class Common(TypedDict, total=False):
     """What most runs set, each with the keys of verl's that it stands for; `config=` takes verl's other keys.
 
     Attributes:
-        model: a Hugging Face directory or hub id.
+        model: a Hugging Face directory or hub id, or a GGUF file.
         steps: updates; or `epochs`: passes over the training tasks.
         group_size: rollouts per task (8). batch_size: tasks per step (16). mini_batch_size: tasks per optimiser step
             (`batch_size`). update_epochs: passes over a step's rows (1).
