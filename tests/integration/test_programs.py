@@ -1,0 +1,43 @@
+"""Programs that know nothing of agl: traced, named, undisturbed, trained (tests/programs)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from program_table import COLUMNS, Row, check, expected, programs, table
+
+TABLE = "AGL_PROGRAMS_TABLE"
+IN_CI = {("langgraph", "supervisor_by_hand"), ("openai_agents", "handoff")}
+"""What .ci/run does of it, too."""
+
+
+@pytest.fixture(scope="module")
+def rows() -> Iterator[list[Row]]:
+    """Collected for the table, which is written where it is asked for."""
+    found: list[Row] = []
+    yield found
+    if path := os.environ.get(TABLE):
+        page = Path(path)
+        before, mark, rest = page.read_text().partition("<!-- programs -->\n")
+        assert mark, f"{page} has no place for the table"
+        after = rest.partition("<!-- end of programs -->")[2]
+        page.write_text(f"{before}{mark}{table(found)}\n<!-- end of programs -->{after}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [pytest.param(*key, marks=[] if key in IN_CI else pytest.mark.night) for key in programs()],
+)
+def test_a_program(framework: str, name: str, untrained_model: Path, tmp_path: Path, rows: list[Row]) -> None:
+    for module in expected(framework)[name].needs:
+        if find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    row = check(framework, name, untrained_model, tmp_path)
+    rows.append(row)
+    problems = [f"{column}: {problem}" for column in COLUMNS for problem in row.problems[column]]
+    assert not problems, "\n".join(problems)
