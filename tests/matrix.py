@@ -42,8 +42,8 @@ OPTIONAL: dict[str, list[str]] = PROJECT["optional-dependencies"]
 LARGE = ("torch", "safetensors", "peft")
 """What `agl[local]` needs for training alone: a gateway with a scripted engine does without."""
 FEW = {
-    **dict.fromkeys(("openai", "anthropic", "langchain", "openai-agents", "pydantic-ai"), "lowest"),
-    **dict.fromkeys(("crewai", "classic autogen"), "newest"),
+    **dict.fromkeys(("openai", "langchain"), "lowest"),
+    "crewai": "newest",
     "the core": "newest, Python 3.13",
 }
 """The rows of `--few`: what the tests' own environment, of `constraints.txt`, has not: lower bounds that are quick to

@@ -11,7 +11,8 @@ from chaos import Chaos, Plan, power_cut
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.night)])
+@pytest.mark.night
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_run_ends_whole_whatever_is_killed(
     database: str, untrained_model: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

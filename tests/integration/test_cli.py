@@ -158,6 +158,7 @@ _EVAL = ("eval", "--tasks", "val.jsonl", "--agent", "mine.py:agent", "--reward",
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
     reports = ("--html", "r/e.html", "--markdown", "r/e.md", "--json", "r/e.json")

@@ -523,8 +523,15 @@ def test_by_keyboard_alone(chromium: Any, site: Dashboard) -> None:
         assert outline == "solid"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [
+        pytest.param("dark", LAPTOP, id="laptop-dark"),
+        pytest.param("light", PHONE, id="phone-light"),
+        pytest.param("light", LAPTOP, id="laptop-light", marks=pytest.mark.night),
+        pytest.param("dark", PHONE, id="phone-dark", marks=pytest.mark.night),
+    ],
+)
 def test_every_page_fits(chromium: Any, site: Dashboard, scheme: str, size: dict[str, int]) -> None:
     runs, id = [run_of(site, 0), run_of(site, 1)], trained_rollout(site)
     pages = {
@@ -565,7 +572,9 @@ def test_every_page_fits(chromium: Any, site: Dashboard, scheme: str, size: dict
         assert turned != dark
 
 
-@pytest.mark.parametrize("size", [LAPTOP, PHONE], ids=["laptop", "phone"])
+@pytest.mark.parametrize(
+    "size", [pytest.param(LAPTOP, id="laptop", marks=pytest.mark.night), pytest.param(PHONE, id="phone")]
+)
 def test_what_agents_and_tools_wrote_is_text(
     chromium: Any, hostile: tuple[Dashboard, agl.Result], size: dict[str, int]
 ) -> None:

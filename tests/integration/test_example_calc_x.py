@@ -51,6 +51,7 @@ def test_the_oracle_solves_every_problem_and_a_null_agent_none(framework: str, t
     assert success(says("### I do not know"), tasks, tmp_path / "null", framework=framework) == 0.0
 
 
+@pytest.mark.night
 def test_the_beginner_errs_mostly_and_is_the_same_again(tmp_path: Path) -> None:
     tasks = generated(96, seed=3)
     rates = [success(beginner, tasks, tmp_path / str(i)) for i in range(2)]

@@ -89,6 +89,7 @@ def test_each_rollout_works_on_a_database_of_its_own() -> None:
     assert json.dumps(task) == before
 
 
+@pytest.mark.night
 def test_an_agent_serves_one_event_loop_after_the_other(tmp_path: Path) -> None:
     """Recording, training and evaluation each have their own; a connection kept from the first fails in the next."""
     listed = tasks.train(4, seed=0)
@@ -234,6 +235,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
+@pytest.mark.night
 def test_retail_tasks_run_on_the_users_files(folder: Path, tmp_path: Path) -> None:
     assert tasks.retail_folder() == folder
     [task] = tasks.retail(folder, "train")

@@ -133,6 +133,7 @@ def test_werewolf_is_told_without_training(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.count("== task") == 3
 
 
+@pytest.mark.night
 def test_one_model_answers_for_several_roles_beside_another(
     tiny_policy: Path, untrained_model: Path, tmp_path: Path
 ) -> None:

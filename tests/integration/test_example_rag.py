@@ -43,6 +43,7 @@ def evaluated(script: Script, index: Path, place: Path, *, tool: bool = True) ->
     return policy
 
 
+@pytest.mark.night
 def test_who_searches_twice_is_right(index: Path, tmp_path: Path) -> None:
     policy = evaluated(oracle, index, tmp_path)
     assert policy.success.value == policy.rewards["f1"].value == policy.rewards["recall@3"].value == 1
@@ -50,6 +51,7 @@ def test_who_searches_twice_is_right(index: Path, tmp_path: Path) -> None:
     assert policy.reward.value == pytest.approx(1.1)
 
 
+@pytest.mark.night
 def test_who_says_nothing_earns_nothing(index: Path, tmp_path: Path) -> None:
     policy = evaluated(says("I do not know"), index, tmp_path)
     assert policy.reward.value == policy.success.value == 0

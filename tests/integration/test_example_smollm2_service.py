@@ -23,7 +23,11 @@ from examples.smollm2 import service_scripts as scripts
 from examples.smollm2 import tau2
 from examples.smollm2.service import build, service
 
-SPLITS = [(domain, split) for domain in tau2.DOMAINS for split in ("train", "test")]
+SPLITS = [
+    pytest.param(domain, split, marks=() if (domain, split) == ("retail", "test") else pytest.mark.night)
+    for domain in tau2.DOMAINS
+    for split in ("train", "test")
+]
 IDLE = {("airline", "train"): 13, ("airline", "test"): 6, ("retail", "train"): 5, ("retail", "test"): 2}
 """In how many tasks an assistant that does nothing is right: nothing has to change, and nothing to be said."""
 

@@ -151,6 +151,7 @@ assert worker._unpickled(b"cneeds_torch\\nversion\\n.") == sys.modules["torch"].
 """
 
 
+@pytest.mark.night
 def test_a_process_loads_torch_only_for_a_tokenizer_that_needs_it(tmp_path: Path) -> None:
     (tmp_path / "rendering").write_bytes(pickle.dumps(rendering_of(quick_tokenizer())))
     (tmp_path / "needs_torch.py").write_text("import torch\nversion = torch.__version__\n")
@@ -205,6 +206,7 @@ def test_the_attempts_of_a_process_that_died_are_tried_again(tmp_path: Path, unt
 
 
 @pytest.mark.parametrize(("options", "processes"), [({}, 2), ({"gateways": 1}, 0), ({"agents": lambda name: True}, 0)])
+@pytest.mark.night
 def test_the_algorithms_number_counts_where_it_can(tmp_path: Path, options: dict[str, Any], processes: int) -> None:
     alive: set[int] = set()
 

@@ -148,6 +148,7 @@ def test_the_fused_optimizer_steps_as_the_plain_one_does() -> None:
             torch.testing.assert_close(parameter, copies[name], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.night
 def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """In no operation of an update or of log-probs, forward or backward."""
     name, limit = "qwen3-152k", 1 << 21
@@ -171,7 +172,7 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
 @pytest.mark.parametrize(
     ("name", "length", "options"),
     [
-        ("llama-30m", 256, {"attention": "eager"}),
+        pytest.param("llama-30m", 256, {"attention": "eager"}, marks=pytest.mark.night),
         ("llama-32k", 256, {"share_prefixes": True, "autocast": "bfloat16"}),
         *(
             pytest.param("qwen3-40m", 512, {**options, "autocast": "bfloat16"}, marks=LARGE_BFLOAT16)

@@ -254,6 +254,7 @@ def test_the_ablation_changes_what_is_found_alone(mode: Any, found: str, tmp_pat
     assert algorithm.outputs == [[found if mode == "off" else f'- "{found}"']]
 
 
+@pytest.mark.night
 def test_an_evaluation_loads_a_policy_once_for_all_modes(
     untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +315,7 @@ def test_the_best_episode_of_a_task_is_kept_redacted(tmp_path: Path) -> None:
     assert memory.search(query="secret") == []
 
 
+@pytest.mark.night
 def test_a_run_that_does_not_know_of_the_memory_says_so(tmp_path: Path) -> None:
     module = tmp_path / "forgetful.py"
     module.write_text(

@@ -98,6 +98,7 @@ def test_frames_survive_any_cut():
     assert FrameReader().feed(b"".join(map(to_frame, messages))) == messages
 
 
+@pytest.mark.night
 def test_it_says_what_it_loaded(policy):
     assert isinstance(policy, Engine)
     assert (
@@ -233,7 +234,7 @@ def test_a_lora_policy_trains_its_adapter_alone(runner, directory, tmp_path):
     np.testing.assert_allclose(engine_for(model).logprobs(PROMPT), after, atol=1e-4)
 
 
-@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.night), 4])
 def test_with_staleness_the_old_weights_are_served_until_the_new_ones_are_published(runner, directory, tmp_path, rank):
     from agl.trainer.local.config import LoraSpec
 
@@ -278,6 +279,7 @@ def test_a_model_that_does_not_load_says_why(runner, tmp_path):
         runner.run(LocalPolicy.start(spec_for(tmp_path / "nothing-here")))
 
 
+@pytest.mark.night
 def test_the_kind_of_attention_reaches_the_process(runner, directory):
     with pytest.raises(ConfigError, match="attention='flash'"):
         runner.run(LocalPolicy.start(spec_for(directory, attention="flash")))

@@ -210,6 +210,7 @@ def test_failing_reflection_ends_the_search_and_it_resumes(tmp_path: Path) -> No
     assert before == 4 + 3
 
 
+@pytest.mark.night
 def test_cancelled(tmp_path: Path) -> None:
     """Ctrl-C cancels the run: the search's thread ends with it, and what is done is kept."""
     reached, before = threading.Event(), set(threading.enumerate())
@@ -311,6 +312,7 @@ def test_kill_9_and_resume_repeats_nothing(tmp_path: Path, name: str) -> None:
     assert facts(resumed) == facts(whole)
 
 
+@pytest.mark.night
 def test_process_runners_get_each_candidate(tmp_path: Path) -> None:
     with rule_provider() as provider:
         model = {"llm": agl.LLM(provider.url, "obedient", "secret")}
@@ -319,6 +321,7 @@ def test_process_runners_get_each_candidate(tmp_path: Path) -> None:
     assert result.history[-1]["held_out/reward"] == 1.0
 
 
+@pytest.mark.night
 def test_goes_on_from_the_prompts_of_an_earlier_search(tmp_path: Path) -> None:
     options: dict[str, Any] = {"initial_resources": None, "agents": "writer"}
     with rule_provider() as provider:

@@ -54,6 +54,7 @@ def card(hub: hubs.Hub, name: str) -> tuple[dict[str, object], str]:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_a_run_its_adapter_and_its_checkpoint(hub: hubs.Hub, run: Path, tmp_path: Path) -> None:
     done = push(hub, tmp_path, run, "calculator", "--private")
     assert done.returncode == 0, done.stderr

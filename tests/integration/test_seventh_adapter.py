@@ -102,6 +102,7 @@ def test_installed_it_is_found_by_type_and_by_opentelemetry(with_adapter: Enviro
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_it_passes_the_conformance_suite_whole(with_adapter: Environment, tmp_path: Path) -> None:
     table = tmp_path / "capabilities.md"
     suite = shutil.copy(ADAPTER / "test_tinyagents_conformance.py", tmp_path)

@@ -37,6 +37,7 @@ def _algorithm(at: Programs, url: str, *words: object) -> dict[str, float]:
     }
 
 
+@pytest.mark.night
 def test_a_policy_that_is_served_is_evaluated_token_by_token(tiny_policy: Path, tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"

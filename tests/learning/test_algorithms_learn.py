@@ -50,8 +50,8 @@ def settings(policy: Path, steps: int = 6, **changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-ALWAYS = ("PPO", "GRPO, everything on")
-"""Between them they use nearly every part. The others differ by formulas that are compared with verl's, and learn at
+ALWAYS = ("GRPO, everything on",)
+"""It uses nearly every part. The others differ by formulas that are compared with verl's, and learn at
 night."""
 
 

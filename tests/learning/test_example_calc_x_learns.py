@@ -23,6 +23,7 @@ from examples.calc_x.tasks import generated
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.night
 def test_a_step_of_the_short_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example, "generated", lambda n, **shape: generated(n // 8, **shape))
     # Of so few problems it learns to solve none.

@@ -122,6 +122,7 @@ def test_what_was_trained_is_on_record(trained: Result) -> None:
     assert model.config.vocab_size > 0
 
 
+@pytest.mark.night
 def test_it_goes_on(trained: Result, tiny_policy: Path, directory: Path, left_clean: None) -> None:
     """From the last checkpoint, with verl's weights, optimiser and place in the tasks, and our history."""
     (directory / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(SAVE))

@@ -56,6 +56,7 @@ class Masked(torch.nn.Module):
         return out
 
 
+@pytest.mark.night
 class TestVerl(EngineSuite):
     """What verl's client has no way to pass on is not there; what that is, is refused."""
 
