@@ -2,14 +2,16 @@
 
 Without it `set_tracing_disabled(True)`, which users without an OpenAI key set, would also switch off agent names.
 Traces and spans of the user's provider go to the user's processors, unchanged. Those that it refuses to make inside a
-rollout are made by a second provider that has only the adapter's processor.
+rollout are made by a second provider that has only the adapter's processor. The SDK's own provider, with its exporter,
+is made when the program first needs it, as without agl.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-from agents.tracing import Span, Trace, TracingProcessor, get_trace_provider, set_trace_provider
+from agents.tracing import Span, Trace, TracingProcessor, get_trace_provider, processors, set_trace_provider, setup
 from agents.tracing.provider import DefaultTraceProvider, TraceProvider
 
 from agl import tracing
@@ -17,17 +19,38 @@ from agl import tracing
 _NOOP = "no-op"
 
 
-class Provider(TraceProvider):
-    """The user's provider, and a second one for what it refuses."""
+class Provider(DefaultTraceProvider):
+    """The user's provider, and a second one for what it refuses.
 
-    def __init__(self, users: TraceProvider, processor: TracingProcessor) -> None:
-        self.users = users
+    At exit the SDK gives only providers of its own class a time limit, which is passed on.
+    """
+
+    def __init__(self, users: TraceProvider | None, processor: TracingProcessor) -> None:
+        self.known = users
+        """The user's provider; None until it is made."""
         self.processor = processor
+        self._making = threading.Lock()
         self._second = DefaultTraceProvider()
         self._second.set_disabled(False)
         self._second.register_processor(processor)
         self._hidden: set[str] = set()
         """Ids of the second provider's traces and spans, which the user's processors must not get."""
+
+    @property
+    def users(self) -> TraceProvider:
+        if self.known is None:
+            with self._making:
+                if self.known is None:
+                    made = DefaultTraceProvider()
+                    made.register_processor(processors.default_processor())
+                    made.register_processor(self.processor)
+                    self.known = made
+        return self.known
+
+    @property
+    def _multi_processor(self) -> Any:  # type: ignore[override]
+        users: Any = self.users
+        return users._multi_processor
 
     def create_trace(self, *args: Any, **kwargs: Any) -> Trace:
         trace = self.users.create_trace(*args, **kwargs)
@@ -61,9 +84,9 @@ class Provider(TraceProvider):
         """Come in front again, if the program has set a provider of its own since."""
         users = get_trace_provider()
         if users is not self:
-            if users is not self.users:
+            if users is not self.known:
                 users.register_processor(self.processor)
-            self.users = users
+            self.known = users
             set_trace_provider(self)
 
     def forget(self, id: str) -> None:
@@ -100,14 +123,18 @@ class Provider(TraceProvider):
     def force_flush(self) -> None:
         self.users.force_flush()
 
-    def shutdown(self) -> None:
-        self.users.shutdown()
+    def shutdown(self, timeout: float | None = None) -> None:
+        if isinstance(self.known, DefaultTraceProvider):
+            self.known.shutdown(timeout)
+        elif self.known is not None:
+            self.known.shutdown()
 
 
 def install(processor: TracingProcessor) -> Provider:
     """Add `processor` to the user's processors, and a `Provider` in front of the user's provider."""
-    users = get_trace_provider()
-    users.register_processor(processor)
+    users = setup.GLOBAL_TRACE_PROVIDER
+    if users is not None:
+        users.register_processor(processor)
     provider = Provider(users, processor)
     set_trace_provider(provider)
     return provider
@@ -116,8 +143,8 @@ def install(processor: TracingProcessor) -> Provider:
 def uninstall(provider: Provider) -> None:
     """Undo `install`."""
     if get_trace_provider() is provider:
-        set_trace_provider(provider.users)
+        set_trace_provider(provider.known)  # type: ignore[arg-type]
     # There is no public way to remove one processor; in a provider of a user's class it stays, idle.
-    users_processors = getattr(provider.users, "_multi_processor", None)
+    users_processors = getattr(provider.known, "_multi_processor", None)
     if users_processors is not None:
         users_processors.set_processors([p for p in users_processors._processors if p is not provider.processor])

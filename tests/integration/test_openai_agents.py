@@ -28,7 +28,7 @@ from agents import (
     set_tracing_disabled,
     trace,
 )
-from agents.tracing import TracingProcessor, get_trace_provider
+from agents.tracing import TracingProcessor, get_trace_provider, setup
 from agents.tracing.provider import DefaultTraceProvider
 from openai import AsyncOpenAI
 from scripted import in_loop, serving, tool_call
@@ -427,3 +427,52 @@ def test_a_programs_own_trace_provider_keeps_names_and_gets_its_spans(way: str, 
     assert [s.agent for s in context.spans if s.operation == semconv.CHAT] == ["solver", "solver"]
     assert [s.agent for s in context.spans if s.operation == semconv.EXECUTE_TOOL] == ["solver"]
     assert "generation" in seen.spans
+
+
+def test_the_sdk_makes_its_own_provider_when_it_would_without_us(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Seen] = []
+    solver = agent("solver", provider)
+
+    def default_processor() -> Seen:
+        made.append(Seen())
+        return made[-1]
+
+    monkeypatch.setattr("agents.tracing.processors.default_processor", default_processor)
+    monkeypatch.setattr(setup, "GLOBAL_TRACE_PROVIDER", None)
+    provider.script = says("hello")
+    with OpenAIAgentsTracer():
+        pass
+    assert setup.GLOBAL_TRACE_PROVIDER is None
+    rollout = RolloutContext("ro", 1, "outer", select(None))
+    with OpenAIAgentsTracer(), tracing.running(rollout):
+        set_trace_provider(DefaultTraceProvider())
+        run(solver)
+    assert (made, agents(rollout)) == ([], ["solver"])
+    monkeypatch.setattr(setup, "GLOBAL_TRACE_PROVIDER", None)
+    rollout = RolloutContext("ro", 1, "outer", select(None))
+    with OpenAIAgentsTracer(), tracing.running(rollout):
+        assert not made
+        set_tracing_disabled(False)
+        run(solver)
+    assert agents(rollout) == ["solver"]
+    [theirs] = made
+    assert "generation" in theirs.spans
+    after: Any = get_trace_provider()
+    assert [*after._multi_processor._processors] == [theirs]
+
+
+def test_at_exit_the_sdk_waits_no_longer_for_its_exporter(users: Seen) -> None:
+    waits: list[float | None] = []
+
+    class Slow(Seen):
+        def shutdown(self, timeout: float | None = None) -> None:
+            waits.append(timeout)
+
+    set_trace_processors([Slow()])
+    setup._shutdown_global_trace_provider()
+    with OpenAIAgentsTracer():
+        setup._shutdown_global_trace_provider()
+    assert len(waits) == 2
+    assert all(seconds is not None and 0 < seconds <= setup._DEFAULT_SHUTDOWN_TIMEOUT for seconds in waits)

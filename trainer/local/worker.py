@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ctypes
 import functools
 import itertools
 import os
@@ -189,11 +190,13 @@ class Worker:
         """One update; the engine serves the new weights from its next step on, or, with a copy, from `publish` on."""
         if self._learning is None:
             self._engine.drop_caches()
+            _trim()
         learner = self._policies[policy].learner
         try:
             metrics = learner.update(sequences, lr_scale=lr_scale, pairs=pairs)
         finally:
             learner.drop_gradients()
+            _trim()
         self._policies[policy].version += 1
         if self._learning is None:
             self.publish(policy)
@@ -272,6 +275,14 @@ def served_copy(model: Any) -> Any:
     # Adapters other than the active one are frozen only for now.
     frozen = {id(p): p for name, p in model.named_parameters() if not p.requires_grad and "lora_" not in name}
     return copy.deepcopy(model, frozen).requires_grad_(False)
+
+
+def _trim() -> None:
+    """Give freed memory back to the system. glibc keeps what lies below a block in use: 0.8 GB after an update of
+    SmolLM2."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _flush_denormals() -> None:

@@ -427,6 +427,9 @@ class LocalEngine:
             self._warp = Warp.of([row.sampling for row in rows], self.device)
             numbers = Counter(row.cache for row in rows)
             in_each = [numbers[number] for number in range(len(self._slots.caches))]
+            for cache, n in zip(self._slots.caches, in_each, strict=True):
+                if n == 0:
+                    cache.release()
             self._slots.begin_decode([row.cached for row in rows], [row.policy for row in rows], in_each)
         logits = self._slots.decode(self._next)
         for row in self._running:
