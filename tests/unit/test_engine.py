@@ -432,7 +432,7 @@ def test_rows_of_different_length_do_not_change_each_other(architecture, monkeyp
     sizes = [3, 14, 15, 16, 40, 62, 63, 200, 5, 130, 9, 12]
     asked = [rng.integers(0, engine.vocabulary, size).astype(np.int32) for size in sizes]
     samplings = [Sampling(max_tokens=5 + 11 * (i % 5), seed=i, temperature=0.9) for i in range(len(sizes))]
-    answers, several = {}, 0
+    answers, several, before = {}, 0, set[int]()
     for i in range(4):
         engine.submit(i, asked[i], samplings[i])
     engine.submit(99, asked[7], samplings[4])
@@ -445,6 +445,10 @@ def test_rows_of_different_length_do_not_change_each_other(architecture, monkeyp
         answers |= {e.request_id: e.completion for e in engine.step() if isinstance(e, Finished)}
         several += len({row.cache for row in engine._running}) > 1
         assert all(row.cached <= engine._slots.longest[row.cache] for row in engine._running)
+        used = {row.cache for row in engine._running}
+        # Those that its last rows have left hold no memory, from the next step on.
+        assert not any(c.length for i, c in enumerate(engine._slots.caches) if i not in used | before)
+        before = used
         if not engine.has_work:
             break
     assert several > 20
