@@ -69,7 +69,7 @@ def probe_shape(model: Any, device: torch.device, dtype: torch.dtype | None = No
 
 
 class SlotCache(Cache):
-    """A transformers cache whose rows are slots of one buffer, [2 * layers, slots + 1, heads, length, head_dim].
+    """A transformers cache whose rows are slots of one buffer for each layer, [2, slots + 1, heads, length, head_dim].
 
     `aim` says which slots, how many columns and which places the next forward pass reads and writes. The last slot is
     scratch: padding is written there.
@@ -88,7 +88,7 @@ class SlotCache(Cache):
     def release(self) -> None:
         """Give the memory back; every slot is empty after it."""
         self.slots = self.length = 0
-        self._buffer = torch.empty(0)
+        self._buffers: list[Tensor] = []
         self._flat: tuple[Tensor, ...] = ()
         self._aimed = None
         self._views = ()
@@ -97,19 +97,24 @@ class SlotCache(Cache):
         """Make room for `slots` rows of `length` tokens; the first `used` slots keep what they hold."""
         if slots <= self.slots and length <= self.length:
             return
-        old, old_slots, old_length = self._buffer, self.slots, self.length
+        old, old_slots, old_length = self._buffers, self.slots, self.length
         if slots > old_slots:
             self.slots = max(slots, min(2 * old_slots, self.max_slots))
         if length > old_length:
             self.length = -(-max(length, 3 * old_length // 2) // LENGTH_BLOCK) * LENGTH_BLOCK
         shape = self.shape
-        self._buffer = _zeros(
-            (2 * shape.layers, self.slots + 1, shape.heads, self.length, shape.head_dim), shape.dtype, shape.device
-        )
-        if used:
-            self._buffer[:, :used, :, :old_length] = old[:, :used]
-        self._flat = self._buffer.view(2 * shape.layers, -1, shape.head_dim).unbind(0)
-        self._aimed = None
+        # What is read and written refers to the old ones.
+        self._aimed, self._views, self._flat = None, (), ()
+        self._buffers = []
+        if not used:
+            old.clear()
+        for _ in range(shape.layers):
+            buffer = _zeros((2, self.slots + 1, shape.heads, self.length, shape.head_dim), shape.dtype, shape.device)
+            if used:
+                # Let go one by one: both whole would be the most memory that sampling takes.
+                buffer[:, :used, :, :old_length] = old.pop(0)[:, :used]
+            self._buffers.append(buffer)
+        self._flat = tuple(half.view(-1, shape.head_dim) for buffer in self._buffers for half in buffer)
 
     def places(self, slots: Tensor, positions: Tensor) -> Tensor:
         """Where keys of tokens at `positions` [n, q] of rows in `slots` [n] go: int64 [n * heads * q]. A negative
@@ -124,7 +129,7 @@ class SlotCache(Cache):
         self._places = places
         if self._aimed != (first, last, window):
             self._aimed = (first, last, window)
-            self._views = self._buffer[:, first:last, :, :window].unbind(0)
+            self._views = tuple(half[first:last, :, :window] for buffer in self._buffers for half in buffer)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any):
         """Write this pass's keys and values [n, heads, q, head_dim] and return all that its rows attend to."""
@@ -145,17 +150,19 @@ class SlotCache(Cache):
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` tokens of one slot to another."""
-        self._buffer[:, target, :, :length] = self._buffer[:, source, :, :length]
+        for buffer in self._buffers:
+            buffer[:, target, :, :length] = buffer[:, source, :, :length]
 
     def read(self, slot: int, start: int, end: int) -> Tensor:
         """A copy of tokens start..end-1 of a slot, [2 * layers, heads, end - start, head_dim]."""
-        return self._buffer[:, slot, :, start:end].clone()
+        return torch.cat([buffer[:, slot, :, start:end] for buffer in self._buffers])
 
     def write(self, slot: int, parts: list[Tensor]) -> None:
         """Put what `read` returned, part after part, at a slot's beginning."""
         at = 0
         for part in parts:
-            self._buffer[:, slot, :, at : at + part.shape[2]] = part
+            for buffer, layer in zip(self._buffers, part.split(2), strict=True):
+                buffer[:, slot, :, at : at + part.shape[2]] = layer
             at += part.shape[2]
 
 
