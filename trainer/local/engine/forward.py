@@ -24,7 +24,7 @@ from agl.trainer.local.lora import Adapters
 
 WINDOW_BLOCK = 16
 """The number of columns that attention reads grows in these steps, so that most steps reuse the last one's views."""
-SHORTEST, FACTOR = 256, 4
+SHORTEST, FACTOR = 512, 4
 """Tokens of a row in the first cache, and by how much a row of the next may be longer."""
 
 
