@@ -459,8 +459,9 @@ def test_rows_of_different_length_do_not_change_each_other(architecture, monkeyp
 
 
 @of_our_attention
-def test_a_long_row_takes_no_memory_of_short_ones(model):
+def test_a_long_row_takes_no_memory_of_short_ones(model, monkeypatch):
     """The keys and values of 15 short rows stay in short slots while one long row is decoded beside them."""
+    monkeypatch.setattr(forward, "SHORTEST", 256)
     engine = engine_for(model, max_batch=16, prefix_cache_tokens=0)
     rng = np.random.default_rng(0)
     for i in range(15):
@@ -476,6 +477,7 @@ def test_a_long_row_takes_no_memory_of_short_ones(model):
 @of_our_attention
 def test_a_pass_that_fails_ends_the_requests_of_every_cache(model, monkeypatch):
     """Those whose own cache was not computed yet, too: none is forgotten. What comes later is answered."""
+    monkeypatch.setattr(forward, "SHORTEST", 256)
     engine = engine_for(model)
     rng = np.random.default_rng(0)
     fail_first_pass(engine, monkeypatch)
@@ -488,7 +490,8 @@ def test_a_pass_that_fails_ends_the_requests_of_every_cache(model, monkeypatch):
 
 
 @of_our_attention
-def test_a_cache_without_rows_has_no_memory(model):
+def test_a_cache_without_rows_has_no_memory(model, monkeypatch):
+    monkeypatch.setattr(forward, "SHORTEST", 256)
     engine = engine_for(model, prefix_cache_tokens=0)
     rng = np.random.default_rng(0)
     for size in (20, 400, 20):

@@ -306,17 +306,12 @@ class LocalEngine:
         return True
 
     def _join(self, number: int, rows: Sequence[_Row]) -> int:
-        """Give the rows slots of the cache of that number; the first of these. Caches without a row give their memory
-        back."""
+        """Give the rows slots of the cache of that number; the first of these."""
         before = sum(row.cache < number for row in self._running)
         first = sum(row.cache == number for row in self._running)
         self._running[before + first : before + first] = rows
         self._next = None
         self._slots.caches[number].reserve(first + len(rows), max(row.ids.size for row in rows) + 1, first)
-        used = {row.cache for row in self._running}
-        for other, cache in enumerate(self._slots.caches):
-            if other not in used:
-                cache.release()
         return first
 
     def _slot(self, place: int) -> tuple[SlotCache, int]:
@@ -427,6 +422,7 @@ class LocalEngine:
             self._warp = Warp.of([row.sampling for row in rows], self.device)
             numbers = Counter(row.cache for row in rows)
             in_each = [numbers[number] for number in range(len(self._slots.caches))]
+            # Those that their last rows have left give their memory back.
             for cache, n in zip(self._slots.caches, in_each, strict=True):
                 if n == 0:
                     cache.release()
