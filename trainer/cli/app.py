@@ -116,7 +116,7 @@ def quickstart(
         "agl-quickstart"
     ),
     pretrained: Annotated[
-        bool, typer.Option("--real", help="Train a pretrained model, SmolLM2-135M-Instruct, instead (5 GB of memory).")
+        bool, typer.Option("--real", help="Train a pretrained model, SmolLM2-135M-Instruct, instead (6 GB of memory).")
     ] = False,
     model: Annotated[
         str | None, typer.Option(help="With --real, another model: a directory, hub id or GGUF file.")
