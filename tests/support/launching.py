@@ -22,7 +22,7 @@ from agl.trainer.cli.app import app
 PROGRAMS = Path(__file__).parent / "programs"
 AGL = [sys.executable, "-c", "from agl.trainer.cli import main; main()"]
 OPENAI_KEY, ANTHROPIC_KEY = "sk-provider-openai-0123456789", "sk-ant-provider-0123456789"
-SECONDS = 150
+SECONDS = 300
 
 Trace = list[dict[str, Any]]
 

@@ -35,7 +35,7 @@ TOLERANCE = 1e-4
 """Of log-probs in float32: a cached step against one whole forward pass."""
 _IDS = re.compile(
     r"\b(?:call|chatcmpl|msg|toolu|resp|fc|rs|run|lc_run|lc)[-_]{1,2}[\w-]*\d[\w-]*"
-    r"|\b[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}\b|\b0x[0-9a-f]{6,}\b|\b[0-9a-f]{16,32}\b"
+    r"|(?<![0-9a-f])[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}(?![0-9a-f])|\b0x[0-9a-f]{6,}\b|\b[0-9a-f]{16,32}\b"
 )
 _TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
 _VARIES = re.compile(r"time|duration|latency|thread|process|elapsed|\bpid\b|lineno|port", re.IGNORECASE)
