@@ -96,7 +96,8 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
     inference = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
     inferred = [_chat(inference, call) for call in unseen]
-    known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation == semconv.EXECUTE_TOOL}
+    run_or_followed = (semconv.EXECUTE_TOOL, semconv.HANDOFF)
+    known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation in run_or_followed}
     known_tools |= {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
     for span in sorted([*chats, *inferred], key=lambda s: s.start):
         results = {r.id: r for message in _readable(read.sent, span) for r in message.tool_results}

@@ -104,7 +104,7 @@ def own_processor(body: dict[str, Any]) -> Reply:
 PROGRAMS = {
     "handoff": Expected(
         script=handoff, agents=("Billing agent", "Triage agent"), trains="Billing agent",
-        tools=("transfer_to_billing_agent", "refund"), calls=3,
+        tools=("refund",), calls=3,
     ),
     "agents_as_tools": Expected(
         script=agents_as_tools, agents=("editor_agent", "french_agent", "orchestrator_agent", "spanish_agent"),

@@ -48,7 +48,11 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
 def error_body(error: RequestError) -> dict[str, Any]:
     """The error in Anthropic's form."""
     kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    body: dict[str, Any] = {"type": kind, "message": error.message}
+    if error.param == "thread":
+        # By this the SDK's tool runner knows to go on without, and sends whole histories.
+        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": body}
 
 
 def message_head(pending: PendingRequest, served: ServedPolicy) -> dict[str, Any]:
