@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -204,14 +202,9 @@ def test_the_customer_tells_its_scenario_in_parts_and_ends_the_conversation() ->
 
 
 @pytest.fixture(scope="module")
-def long_model(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The untrained model with a context that holds tau2's policies and tools, and a short conversation."""
-    folder = tmp_path_factory.mktemp("models") / "long"
-    shutil.copytree(untrained_model, folder)
-    for file, name in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
-        settings = json.loads((folder / file).read_text())
-        (folder / file).write_text(json.dumps({**settings, name: 8192}))
-    return folder
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model with a context that holds tau2's policies and tools, and a short conversation."""
+    return make_untrained(tmp_path_factory.mktemp("models") / "long", context=8192)
 
 
 @pytest.mark.night

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from program_table import COLUMNS, Row, check, expected, programs, table
+from untrained import make_untrained
 
 TABLE = "AGL_PROGRAMS_TABLE"
 IN_CI = {("langgraph", "supervisor_by_hand"), ("openai_agents", "handoff")}
@@ -28,16 +29,22 @@ def rows() -> Iterator[list[Row]]:
         page.write_text(f"{before}{mark}{table(found)}\n<!-- end of programs -->{after}")
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy that knows nothing, with room for the prompts that frameworks write by themselves."""
+    return make_untrained(tmp_path_factory.mktemp("policy") / "untrained", context=16_384)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "name"),
     [pytest.param(*key, marks=[] if key in IN_CI else pytest.mark.night) for key in programs()],
 )
-def test_a_program(framework: str, name: str, untrained_model: Path, tmp_path: Path, rows: list[Row]) -> None:
+def test_a_program(framework: str, name: str, model: Path, tmp_path: Path, rows: list[Row]) -> None:
     for module in expected(framework)[name].needs:
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    row = check(framework, name, untrained_model, tmp_path)
+    row = check(framework, name, model, tmp_path)
     rows.append(row)
     problems = [f"{column}: {problem}" for column in COLUMNS for problem in row.problems[column]]
     assert not problems, "\n".join(problems)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def make_untrained(directory: Path, *, head_dim: int = 16, hidden_size: int = 32, seed: int = 0) -> Path:
+def make_untrained(
+    directory: Path, *, head_dim: int = 16, hidden_size: int = 32, context: int = 512, seed: int = 0
+) -> Path:
     """Write one with random weights and the quickstart's tokenizer and chat template; returns `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -13,6 +15,7 @@ def make_untrained(directory: Path, *, head_dim: int = 16, hidden_size: int = 32
     from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
+    tokenizer.model_max_length = context
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=-(-len(tokenizer) // 8) * 8,
@@ -22,7 +25,7 @@ def make_untrained(directory: Path, *, head_dim: int = 16, hidden_size: int = 32
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=head_dim,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
