@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from untrained import make_untrained
 
 pytest.importorskip("agent_framework")
 pytest.importorskip("agent_framework_openai")
