@@ -15,7 +15,7 @@ def make_untrained(
     from agl.trainer.quickstart.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
-    tokenizer.model_max_length = context
+    tokenizer.model_max_length = max(context, tokenizer.model_max_length)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=-(-len(tokenizer) // 8) * 8,
