@@ -46,8 +46,8 @@ FEW = {
     "crewai": "newest",
     "the core": "newest, Python 3.13",
 }
-"""The rows of `--few`: what the tests' own environment, of `constraints.txt`, has not: lower bounds that are quick to
-install, the frameworks that fit beside no other, and another Python."""
+"""The rows of `--few`: of what the environment of `constraints.txt` has not, lower bounds that are quick to install,
+a framework that fits beside no other, and another Python."""
 WITHOUT_TORCH = tuple(
     f"../unit/test_{name}.py"
     for name in (

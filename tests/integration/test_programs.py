@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -42,8 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_program(framework: str, name: str, model: Path, tmp_path: Path, rows: list[Row]) -> None:
     for module in expected(framework)[name].needs:
-        if find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
+        pytest.importorskip(module)
     row = check(framework, name, model, tmp_path)
     rows.append(row)
     problems = [f"{column}: {problem}" for column in COLUMNS for problem in row.problems[column]]

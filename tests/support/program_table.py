@@ -51,9 +51,7 @@ class Expected:
         trains: the one that a policy answers for in the third run.
         tools: names of the tools that are run. calls: requests to models, if their number is fixed.
         failed: calls that end in an error, as the program expects.
-        handoffs: pairs of agents, where the framework has a span for them.
         needs: modules without which it is left out. env: environment variables.
-        words: on its command line. suffix: of the program's file.
     """
 
     script: Script
@@ -64,20 +62,19 @@ class Expected:
     failed: int = 0
     needs: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    words: tuple[str, ...] = ()
-    suffix: str = ".py"
 
 
 @dataclass
 class Row:
-    """What came of a program: problems by column of the table, none if all is well."""
+    """What came of a program: problems by column of the table, none if all is well. `own_spans`: how many it exports
+    without agl."""
 
     framework: str
     program: str
     problems: dict[str, list[str]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
     forks: Counter[str] = field(default_factory=Counter)
     calls: int = 0
-    tokens: int = 0
+    own_spans: int = 0
 
     def expect(self, column: str, holds: bool, problem: str) -> None:
         if not holds:
@@ -112,7 +109,7 @@ def check(framework: str, name: str, model: Path, scratch: Path) -> Row:
         model: of the policy. scratch: an empty directory.
     """
     known, row = expected(framework)[name], Row(framework, name)
-    program = FOLDER / framework / f"{name}{known.suffix}"
+    program = FOLDER / framework / f"{name}.py"
     with serve(known.script) as provider:
         env = {**environment(provider, **known.env), "ENABLE_INSTRUMENTATION": "true", "ENABLE_SENSITIVE_DATA": "true"}
         alone, seen = _alone(program, known, env, provider, scratch)
@@ -128,17 +125,15 @@ def _forget(provider: Provider) -> None:
     provider.ids = itertools.count(1)
 
 
-def _command(program: Path, known: Expected, spans: Path) -> list[str]:
-    if program.suffix != ".py":
-        return ["node", str(program), *known.words]
-    return [sys.executable, str(OWN), str(spans), str(program), *known.words]
+def _command(program: Path, spans: Path) -> list[str]:
+    return [sys.executable, str(OWN), str(spans), str(program)]
 
 
 def _alone(
     program: Path, known: Expected, env: Mapping[str, str], provider: Provider, scratch: Path
 ) -> tuple[str, list[Seen]]:
     """Its output, and the requests that it made."""
-    command = _command(program, known, scratch / "alone.jsonl")
+    command = _command(program, scratch / "alone.jsonl")
     (cwd := scratch / "alone").mkdir()
     done = subprocess.run(command, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, f"without agl the program fails: {done.stderr[-3000:]}"
@@ -153,7 +148,7 @@ def _under_agl(
     before: list[Seen],
 ) -> None:  # fmt: skip
     (cwd := scratch / "agl").mkdir()
-    done = launch(cwd, env, "--", *_command(program, known, scratch / "agl.jsonl"))
+    done = launch(cwd, env, "--", *_command(program, scratch / "agl.jsonl"))
     row.expect("identical", done.returncode == 0, f"the program fails: {done.stderr[-2000:]}")
     row.expect("identical", same(done.stdout) == same(alone), f"its output is {done.stdout!r}, without agl {alone!r}")
     requests, without = requests_of(provider.seen), requests_of(before)
@@ -183,9 +178,9 @@ def _under_agl(
     row.expect("traced", tools == Counter(known.tools), f"tools {dict(tools)}, not {known.tools}:\n{shape}")
     named = set(facts(cwd)["agents"])
     row.expect("named", named == set(known.agents), f"agents {sorted(named)}, not {sorted(known.agents)}:\n{shape}")
-    if program.suffix == ".py":
-        ours, theirs = (own_spans(scratch / f"{which}.jsonl") for which in ("agl", "alone"))
-        row.expect("own spans", ours == theirs, f"with agl and without differ: {_difference(ours, theirs)}")
+    ours, theirs = (own_spans(scratch / f"{which}.jsonl") for which in ("agl", "alone"))
+    row.own_spans = theirs.total()
+    row.expect("own spans", ours == theirs, f"with agl and without differ: {_difference(ours, theirs)}")
 
 
 def _tools(spans: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -197,11 +192,7 @@ def _with_policy(
 ) -> None:
     """The policy writes what it likes, so how the program ends is open; whose calls it answers, and how, is not."""
     (cwd := scratch / "policy").mkdir()
-    command = ["node"] if program.suffix != ".py" else [sys.executable]
-    done = launch(
-        cwd, env, "--model", model, "--agents", known.trains, "--",
-        *command, program, *known.words,
-    )  # fmt: skip
+    done = launch(cwd, env, "--model", model, "--agents", known.trains, "--", sys.executable, program)
     if not (cwd / "facts.json").is_file():
         row.expect("trained", False, f"nothing was recorded: {done.stderr[-2000:]}")
         return
@@ -216,7 +207,6 @@ def _with_policy(
         if call.response_ids.size:
             difference = float(np.abs(_logprobs(model, call) - call.logprobs).max())
             row.expect("trained", difference < TOLERANCE, f"log-probs of call {call.index} are off by {difference}")
-    row.tokens = sum(int(call.response_ids.size) for call in ours)
     row.forks = Counter(call.fork_cause for call in ours if call.fork_cause)
 
 
@@ -290,6 +280,8 @@ def table(rows: Iterable[Row]) -> str:
     lines = [f"| framework | program | calls | {' | '.join(COLUMNS)} | forks |", f"|{'---|' * (4 + len(COLUMNS))}"]
     for row in sorted(rows, key=lambda row: (row.framework, row.program)):
         cells = ["no" if row.problems[column] else "yes" for column in COLUMNS]
+        if not row.own_spans:
+            cells[COLUMNS.index("own spans")] = "none"
         forks = ", ".join(f"{n} {cause}" for cause, n in sorted(row.forks.items())) or ""
         lines.append(f"| {row.framework} | {row.program} | {row.calls} | {' | '.join(cells)} | {forks} |")
     return "\n".join(lines)

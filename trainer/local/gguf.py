@@ -143,7 +143,7 @@ def gguf_tokenizer(reader: GGUFReader, file: Path) -> PreTrainedTokenizerFast:
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=_byte_pairs(reader, tokens, file), **special)
     elif kind == "llama":
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        # Some releases of transformers take the first special token for the last one, and forget the user's own.
+        # Its conversion takes the token that begins a text for the one that ends it, and leaves user-defined ones out.
         tokenizer.add_special_tokens(special)
         _add_tokens(reader, tokens, tokenizer)
     else:
