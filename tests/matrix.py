@@ -3,6 +3,7 @@
     python tests/matrix.py                            everything
     python tests/matrix.py --only strands --jobs 1    one row of the table, or all of one framework
     python tests/matrix.py --table docs/versions.md   and write the table
+    python tests/matrix.py --issues DIR               and write an issue for each framework that broke
     python tests/matrix.py --few                      the rows that .ci/run makes of every change
     python tests/matrix.py --minutes 20               as many rows as begin in time, newest releases first
 
@@ -385,6 +386,45 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
+def passed_last(page: str, row: Row) -> str:
+    """The versions that the page shows for this row; all that it shows passed."""
+    cells = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| "))
+    return next((cell[2] for cell in cells if cell[:2] == [row.framework, row.resolution]), "none")
+
+
+def issue(rows: Sequence[Row], page: str) -> str:
+    """An issue about one framework, ready to be filed: what broke with which versions, what passed, how to see it.
+
+    Args:
+        rows: those of the framework that failed. page: of the versions that passed.
+    """
+    [name] = {row.framework for row in rows}
+    lines = [f"# {name}: {', '.join(row.resolution for row in rows)} fail", ""]
+    for row in rows:
+        lines += [
+            f"## {row.resolution}", "",
+            f"{row.failed} failed, {row.passed} passed, {row.skipped} skipped.", "",
+            f"- now: {versions_text(row.versions) or 'they do not install together'}",
+            f"- passed last: {passed_last(page, row)}",
+            f'- to see it: `python tests/matrix.py --only "{name}" --resolution "{row.resolution}" --jobs 1`', "",
+            "```text", *row.problems, "```", "",
+        ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def write_issues(rows: Iterable[Row], folder: Path, page: str) -> list[Path]:
+    """A file for each framework of which a row failed."""
+    broken: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.failed:
+            broken.setdefault(row.framework, []).append(row)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{name.replace(' ', '-')}.md" for name in broken]
+    for file, failed in zip(files, broken.values(), strict=True):
+        file.write_text(issue(failed, page), encoding="utf-8")
+    return files
+
+
 def planned(only: Sequence[str], resolutions: Sequence[str], *, few: bool = False) -> list[tuple[Framework, str]]:
     """The rows to run."""
     rows = [
@@ -417,6 +457,7 @@ def main() -> int:
     options.add_argument("--minutes", type=float, default=math.inf, help="start no row later; name those left out")
     options.add_argument("--json", type=Path, help="write the results here; rows that are there already stay")
     options.add_argument("--table", type=Path, help="write the table here; of all rows in --json, if given")
+    options.add_argument("--issues", type=Path, metavar="DIR", help="write an issue here for each framework that broke")
     options.add_argument("--wheel", type=Path, help="agl as it is tested; built from this tree otherwise")
     given = options.parse_args()
     plan = sorted(
@@ -435,6 +476,10 @@ def main() -> int:
     left_out = [f"{framework.name} {resolution}" for (framework, resolution), row in results if row is None]
     rows = [row for _, row in results if row is not None]
     failed, n_run = sum(row.failed > 0 for row in rows), len(rows)
+    if given.issues is not None:
+        page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+        for file in write_issues(rows, given.issues, page):
+            print(f"an issue to file: {file}", flush=True)
     write(rows, given.json, given.table)
     if left_out:
         print(f"no time was left, or there is no such Python, for {', '.join(left_out)}", flush=True)

@@ -2,10 +2,10 @@
 
     python tests/suites.py                                   every suite that can be had
     python tests/suites.py --only langgraph --jobs 2         one of them
-    python tests/suites.py --source pydantic-ai=DIR          of a checkout, where the source package has no tests
+    python tests/suites.py --source pydantic-ai==2.33.0=DIR  of a checkout, where the source package has no tests
     python tests/suites.py --table docs/programs.md          and write the counts
 
-Each suite has a fresh environment with the newest release of its framework. Exits with 1 if a test that passes alone
+Each suite has a fresh environment with the newest release of its framework, or that of the checkout. Exits with 1 if a test that passes alone
 fails under agl twice.
 """
 
@@ -66,9 +66,13 @@ SUITES = (
         "pydantic-ai", "pydantic-ai",
         (
             "anyio", "dirty-equals", "inline-snapshot", "pytest-recording", "pytest-mock", "pytest-examples",
-            "pytest-lazy-fixtures", "blockbuster", "boto3", "logfire", "genai-prices", "vcrpy",
+            "pytest-pretty", "blockbuster>=1.5.26,<1.6", "asgi-lifespan", "devtools", "fastmcp", "mcp-types", "boto3",
+            "logfire", "genai-prices", "markdownify", "brotli", "pydocket",
         ),
-        tests=("tests/test_agent.py", "tests/test_streaming.py", "tests/test_tools.py", "tests/test_toolsets.py"),
+        tests=(
+            "tests/test_agent.py", "tests/test_streaming.py", "tests/test_tools.py", "tests/test_toolsets.py",
+            "tests/test_capabilities.py", "tests/test_history_processor.py", "tests/test_messages.py",
+        ),
     ),
 )  # fmt: skip
 
@@ -87,19 +91,21 @@ class Outcome:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], choices=[suite.package for suite in SUITES])
-    parser.add_argument("--source", nargs="*", default=[], metavar="PACKAGE=DIR", help="a checkout with its tests")
+    parser.add_argument("--source", nargs="*", default=[], metavar="PACKAGE[==VERSION]=DIR",
+                        help="a checkout with its tests")  # fmt: skip
     parser.add_argument("--wheel", type=Path, help="agl as it is tested; built from this tree otherwise")
     parser.add_argument("--jobs", type=int, default=2, help="processes of each suite")
     parser.add_argument("--table", type=Path, help="Markdown file that the counts are written to")
     options = parser.parse_args(argv)
-    sources = dict(text.split("=", 1) for text in options.source)
+    sources = {re.split("=", text)[0]: text.rpartition("=")[::2] for text in options.source}
     outcomes = []
     for suite in SUITES:
         if options.only and suite.package not in options.only:
             continue
         with tempfile.TemporaryDirectory() as folder:
             wheel = options.wheel.resolve() if options.wheel else built(Path(folder) / "dist")
-            outcome = run(suite, Path(folder), wheel, sources.get(suite.package), options.jobs)
+            requirement, source = sources.get(suite.package, (suite.package, None))
+            outcome = run(suite, Path(folder), wheel, requirement, source, options.jobs)
         if outcome is None:
             print(f"left out  {suite.package}: its source package has no tests; give --source {suite.package}=DIR")
             continue
@@ -114,14 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(outcome.broken for outcome in outcomes))
 
 
-def run(suite: Suite, folder: Path, wheel: Path, source: str | None, jobs: int) -> Outcome | None:
-    """Both runs in a fresh environment; None if there are no tests."""
+def run(suite: Suite, folder: Path, wheel: Path, requirement: str, source: str | None, jobs: int) -> Outcome | None:
+    """Both runs in a fresh environment with what `requirement` names; None if there are no tests."""
     python = folder / "venv" / "bin" / "python"
     _call([sys.executable, "-m", "venv", str(folder / "venv")])
     _call([str(python), "-m", "pip", "install", "--quiet", "uv"])
     agl = f"agl[server,{suite.extra}] @ {wheel.as_uri()}"
     _call([str(python), "-m", "uv", "pip", "install", "--quiet", "--upgrade", "--python", str(python), agl,
-           suite.package, "pytest", "pytest-xdist", "pytest-timeout", *suite.needs])  # fmt: skip
+           requirement, "pytest", "pytest-xdist", "pytest-timeout", *suite.needs])  # fmt: skip
     shown = _call([str(python), "-m", "pip", "show", suite.package])
     version = re.findall(r"^Version: (.+)$", shown, re.MULTILINE)[0]
     tree = Path(source) if source else _source(python, suite.package, version, folder)
@@ -167,16 +173,19 @@ def _call(command: Sequence[str]) -> str:
 
 
 def write(page: Path, outcomes: Sequence[Outcome]) -> None:
-    """The counts, between the marks of the page."""
-    lines = ["| framework | pass alone | pass under `agl run` | fail under agl alone |", "|---|---|---|---|"]
-    lines += [
-        f"| {o.suite.package} {o.version} | {len(o.alone):,} | {len(o.under):,} | {len(o.broken)} |" for o in outcomes
-    ]
+    """The counts, between the marks of the page, beside those of the suites that did not run."""
     before, mark, rest = page.read_text().partition(START)
     if not mark:
         raise SystemExit(f"{page} has no {START}")
-    table = "\n".join(lines)
-    page.write_text(f"{before}{START}\n{table}\n{END}{rest.partition(END)[2]}")
+    kept, _, after = rest.partition(END)
+    rows = {line.split()[1]: line for line in kept.strip().splitlines()[2:]}
+    rows |= {
+        o.suite.package: f"| {o.suite.package} {o.version} | {len(o.alone):,} | {len(o.under):,} | {len(o.broken)} |"
+        for o in outcomes
+    }
+    head = "| framework | pass alone | pass under `agl run` | fail under agl alone |\n|---|---|---|---|"
+    table = "\n".join([head, *(line for _, line in sorted(rows.items()))])
+    page.write_text(f"{before}{START}\n{table}\n{END}{after}")
 
 
 if __name__ == "__main__":

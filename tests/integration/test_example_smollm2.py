@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import real_data
 
+from untrained import make_untrained
+
 import agl
+from agl.mdp.types import Call
 from agl.testing.provider import Reply, Script, says, serve
+from agl.trainer.store import open_store
 
 pytest.importorskip("agents")
 pytest.importorskip("agent_framework")
@@ -23,6 +29,7 @@ from examples.common import Endpoint
 from examples.smollm2 import arithmetic, calculator, functions
 from examples.smollm2 import sql as text_to_sql
 from examples.smollm2.__main__ import CLAIMS, main
+from examples.smollm2.recipe import learn
 
 
 def success(build: Any, script: Script, tasks: Any, where: Path) -> list[float]:
@@ -152,3 +159,28 @@ def test_its_recipe_runs_to_the_end(
         assert (measured["reward_low"], measured["reward_high"]) == pytest.approx((low, high), abs=1e-5)
     assert json.loads((tmp_path / f"runs/smollm2-{claim}-0/result.json").read_text()) == facts
     assert (Path(facts["policy"]) / "chat_template.jinja").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.night
+def test_the_writer_alone_is_trained(tmp_path: Path) -> None:
+    """In the recipe's two steps and its validations, the policy answers the writer, the script everybody else."""
+    options = Namespace(
+        seed=0, data=real_data.folder("sql_eval"), out=tmp_path, short=True, steps=None, threads=1, save=False
+    )
+    options.model = str(make_untrained(tmp_path / "model", context=8192))
+    made = text_to_sql.claim(options)
+    # A token of this model is a character.
+    tasks = [task for task in made.train if len(task["schema"]) < 1500]
+    learn("sql", replace(made, train=tasks, recorded=tasks, max_context=8192, max_response_tokens=8), options)
+    calls = [call for part in ("imitation", "grpo") for call in asyncio.run(calls_of(tmp_path / part))]
+    sampled = {call.agent for call in calls if call.policy is not None}
+    assert sampled == {"writer"}
+    assert {call.agent for call in calls} > sampled
+
+
+async def calls_of(directory: Path) -> list[Call]:
+    store = await open_store(f"sqlite:///{directory / 'run.db'}")
+    calls = [call for rollout in await store.query_rollouts() for call in await store.query_calls(rollout.rollout_id)]
+    await store.close()
+    return calls

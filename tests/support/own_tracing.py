@@ -1,12 +1,14 @@
 """Run a program as a user does who traces it with OpenTelemetry: `python own_tracing.py SPANS.jsonl PROGRAM.py`.
 
 A provider of the user's own exports to a file. Everything that is installed and instruments itself is on: all
-instrumentors that are not agl's, and the frameworks' own tracing.
+instrumentors that are not agl's (openinference's, for example), and the frameworks' own tracing with its processors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import pkgutil
 import runpy
 import sys
 import threading
@@ -21,6 +23,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 
 LEAVE = ("asgi", "fastapi", "system_metrics", "sqlalchemy", "sqlite3", "logging")
 """Instrumentors that are not about agents."""
+
+PROCESSORS = {
+    "pydantic_ai": "openinference.instrumentation.pydantic_ai:OpenInferenceSpanProcessor",
+    "agent_framework": "openinference.instrumentation.agent_framework:AgentFrameworkToOpenInferenceProcessor",
+}
+"""For the own tracing of the framework that a program imports."""
 
 
 class ToFile(SpanExporter):
@@ -44,13 +52,17 @@ class ToFile(SpanExporter):
 
 def main() -> None:
     spans, program, *rest = sys.argv[1:]
-    provider = TracerProvider()
+    text, provider = Path(program).read_text(), TracerProvider()
+    for framework, name in PROCESSORS.items():
+        if framework in text:
+            with contextlib.suppress(ImportError):  # not installed
+                provider.add_span_processor(pkgutil.resolve_name(name)())
     provider.add_span_processor(SimpleSpanProcessor(ToFile(Path(spans))))
     trace.set_tracer_provider(provider)
     for entry in entry_points(group="opentelemetry_instrumentor"):
         if not entry.value.startswith("agl.") and entry.name not in LEAVE:
             entry.load()().instrument(tracer_provider=provider)
-    if "pydantic_ai" in Path(program).read_text():
+    if "pydantic_ai" in text:
         from pydantic_ai import Agent
 
         Agent.instrument_all()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from all_subjects import ALL
-from matrix import FRAMEWORKS, PROJECT, ROOT, Framework, bounds, lowest, planned, requested
+from matrix import FRAMEWORKS, PROJECT, ROOT, Framework, Row, bounds, lowest, planned, requested, write_issues
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -70,3 +72,21 @@ def test_a_row_asks_for_its_versions_and_nothing_else_of_the_same_name() -> None
     assert requested(openai, "lowest") == [f"openai=={lowest(bounds(openai)[0])}"]
     assert {Requirement(text).name for text in requested(openai, "newest 1.x")} == {"openai"}
     assert not Requirement(requested(openai, "newest 1.x")[-1]).specifier.contains("2.0.0")
+
+
+def test_what_broke_is_an_issue_with_the_versions_that_passed(tmp_path: Path) -> None:
+    rows = [
+        Row("openai", "lowest", {"openai": "1.66.0"}, passed=136),
+        Row(
+            "strands", "newest", {"strands-agents": "99.0"}, passed=70, failed=2, problems=("test_a: no", "test_b: {}")
+        ),
+        Row("strands", "lowest", failed=1, problems=("uv pip install: no solution",)),
+    ]
+    [file] = write_issues(rows, tmp_path / "issues", (ROOT / "docs" / "versions.md").read_text(encoding="utf-8"))
+    title, *_ = lines = file.read_text(encoding="utf-8").splitlines()
+    assert file.name == "strands.md"
+    assert title == "# strands: newest, lowest fail"
+    assert {"test_a: no", "test_b: {}", "- now: strands-agents 99.0", "- now: they do not install together"} <= {*lines}
+    [proven] = [row[2] for row in ROWS if row[:2] == ["strands", "newest"]]
+    assert f"- passed last: {proven}" in lines
+    assert 'python tests/matrix.py --only "strands" --resolution "newest" --jobs 1' in file.read_text(encoding="utf-8")

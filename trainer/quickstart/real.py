@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, Any] = {
     # On a GPU, too, where bfloat16 is the default: this model learns less from the same steps with it.
     "autocast": "float32",
     # What a pass's rows begin with is computed once; with more in a pass an update takes more memory than sampling.
-    "max_tokens_per_microbatch": 1024,
+    "max_tokens_per_microbatch": 512,
     "threads": os.cpu_count(),  # the model computes nearly all of the time
 }
 
