@@ -5,8 +5,8 @@
     python tests/suites.py --source pydantic-ai==2.33.0=DIR  of a checkout, where the source package has no tests
     python tests/suites.py --table docs/programs.md          and write the counts
 
-Each suite has a fresh environment with the newest release of its framework, or that of the checkout. Exits with 1 if a test that passes alone
-fails under agl twice.
+Each suite has a fresh environment with the newest release of its framework, or that of the checkout. Exits with 1 if a
+test that passes alone fails under agl twice.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import real_data
-
 from untrained import make_untrained
 
 import agl
