@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import time
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,10 +34,12 @@ class Outcome:
     Attributes:
         reward: a number, a dict of numbers, or None when rewards were emitted.
         output: the value that was scored; `explain` shows it.
+        grading_seconds: how long the reward function took; None without one.
     """
 
     reward: Any = None
     output: Any = None
+    grading_seconds: float | None = field(default=None, compare=False)
 
 
 class Tracer(Protocol):
@@ -97,8 +100,10 @@ def scored(
     if inspect.iscoroutinefunction(invoke):
 
         async def run_async(task: Any, resources: NamedResources, rollout: RolloutInfo) -> Outcome:
-            output = await invoke(task)
-            return Outcome(await caller.call_async(task, output) if caller is not None else None, output)
+            output, began = await invoke(task), time.monotonic()
+            if caller is None:
+                return Outcome(None, output)
+            return Outcome(await caller.call_async(task, output), output, time.monotonic() - began)
 
         return Agent(name, run_async, True, tuple(tracers), error_reward)
     if caller is not None and caller.is_async:
@@ -107,8 +112,10 @@ def scored(
         )
 
     def run(task: Any, resources: NamedResources, rollout: RolloutInfo) -> Outcome:
-        output = invoke(task)
-        return Outcome(caller(task, output) if caller is not None else None, output)
+        output, began = invoke(task), time.monotonic()
+        return (
+            Outcome(None, output) if caller is None else Outcome(caller(task, output), output, time.monotonic() - began)
+        )
 
     return Agent(name, run, False, tuple(tracers), error_reward)
 

@@ -6,8 +6,8 @@ Invariant: every call, reward and bypass of the attempt is accounted for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from agl import semconv
@@ -35,6 +35,7 @@ class AttemptTrajectory:
         lost: `chat` spans of requests that were sent to the gateway, which has no call for them.
         elsewhere: all `chat` spans that models other than a policy answered, those of judges included.
         fault: why it ended with an exception that a policy caused; None if it did not.
+        seconds: where its time went (`SpanIndex.seconds`).
     """
 
     trajectory: Trajectory
@@ -45,6 +46,7 @@ class AttemptTrajectory:
     lost: tuple[Span, ...] = ()
     elsewhere: tuple[Span, ...] = ()
     fault: Fault | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def trajectories(self) -> dict[str, Trajectory]:
@@ -130,6 +132,7 @@ def build_trajectory(
         lost=tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED)),
         elsewhere=tuple(s for s in requests if s.span_id not in answered and is_elsewhere(s)),
         fault=Fault.of_spans(index.spans.values()),
+        seconds=index.seconds(),
     )
     return attempt_trajectory.with_rewards(without_superseded(credited, itemgetter(0)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from agl import semconv
@@ -67,6 +68,33 @@ class SpanIndex:
                 return call
         return None
 
+    def seconds(self) -> dict[str, float]:
+        """Where the attempt's wall time went, in seconds; nothing without a root span.
+
+        Returns:
+            "models": at least one had been asked. "tools": else, at least one ran. "grading": the reward function; of
+            an agent that rewards itself, its judges. "agent": the rest of the root span.
+        """
+        if self.root is None:
+            return {}
+        spans = self.spans.values()
+        judges = [s for s in spans if semconv.UNTRAINED in s.attributes]
+        asked = [s for s in spans if s.operation == semconv.CHAT and semconv.UNTRAINED not in s.attributes]
+        models = _covered(asked)
+        tools = _covered([*asked, *(s for s in spans if s.operation == semconv.EXECUTE_TOOL)]) - models
+        grading = float(self.root.attributes.get(semconv.GRADING_SECONDS, _covered(judges)))
+        agent = max(0.0, self.root.end - self.root.start - models - tools - grading)
+        return {"models": models, "tools": tools, "grading": grading, "agent": agent}
+
     def within(self, span_id: str | None, ancestor: str) -> bool:
         """Whether a span is `ancestor` or lies in it."""
         return any(span.span_id == ancestor for span in self.upwards(span_id))
+
+
+def _covered(spans: Sequence[Span]) -> float:
+    """Seconds in which at least one of the spans was open."""
+    seconds, until = 0.0, -math.inf
+    for span in sorted(spans, key=lambda span: span.start):
+        seconds += max(0.0, span.end - max(span.start, until))
+        until = max(until, span.end)
+    return seconds

@@ -356,6 +356,23 @@ def test_a_run_shows_its_alerts_and_samples_of_its_last_step(chromium: Any, site
     assert any("equal rewards" in text for text in said) == bool(flat)
 
 
+def test_the_list_draws_the_curves_of_each_run(chromium: Any, site: Dashboard, runs: list[Path]) -> None:
+    run = run_of(site, 1)
+    with sqlite3.connect(runs[1] / "run.db") as store:
+        rows = store.execute("SELECT name, value FROM metrics WHERE name LIKE '%/reward' ORDER BY step").fetchall()
+    curves = {name: [value for of, value in rows if of == name] for name in ("train/reward", "val/reward")}
+    low, high = (side(value for values in curves.values() for value in values) for side in (min, max))
+    assert low < high
+    with opened(chromium, site, "/") as page:
+        row = page.locator("tr", has=page.locator(f'a[href$="{run}"]'))
+        row.locator("polyline.held-out").wait_for(state="attached")
+        drawn = [row.locator(f"polyline.{kind}").get_attribute("points") for kind in ("train", "held-out")]
+    for values, points in zip(curves.values(), drawn, strict=True):
+        heights = [float(point.split(",")[1]) for point in points.split()]
+        # Of 22 pixels the lowest value is one above the bottom, the highest one below the top.
+        assert heights == pytest.approx([21 - 20 * (value - low) / (high - low) for value in values], abs=0.06)
+
+
 def test_where_the_time_went_adds_up(chromium: Any, site: Dashboard, runs: list[Path]) -> None:
     run = run_of(site, 1)
     with sqlite3.connect(runs[1] / "run.db") as store:
@@ -364,12 +381,22 @@ def test_where_the_time_went_adds_up(chromium: Any, site: Dashboard, runs: list[
         )
         rates = dict(store.execute("SELECT step, value FROM metrics WHERE name = 'tokens_per_second'"))
         sampling = dict(store.execute("SELECT step, value FROM metrics WHERE name = 'seconds/sampling'"))
+        parts = store.execute(
+            "SELECT substr(name, 23), total(value) FROM metrics WHERE name LIKE 'train/rollout_seconds/%' GROUP BY name"
+        )
+        of_rollouts = dict(parts.fetchall())
     assert {"sampling", "learning", "publishing", "validating"} == {*phases}
     with opened(chromium, site, f"/1/run/{run}") as page:
-        fact = page.locator(".fact", has=page.get_by_text("time goes to")).locator("dd").inner_text()
-    shown = {name: int(share) for name, share in re.findall(r"(\w+) (\d+) %", fact)}
-    total = sum(phases.values())
-    assert shown == {name: round(100 * s / total) for name, s in phases.items() if s / total >= 0.005}
+        facts = [
+            page.locator(".fact", has=page.get_by_text(label)).locator("dd").inner_text()
+            for label in ("time goes to", "a rollout's time")
+        ]
+    assert {"models", "tools", "grading", "agent"} == {*of_rollouts}
+    assert of_rollouts["grading"] > 0
+    for fact, seconds in zip(facts, (phases, of_rollouts), strict=True):
+        shown = {name: int(share) for name, share in re.findall(r"(\w+) (\d+) %", fact)}
+        total = sum(seconds.values())
+        assert shown == {name: round(100 * s / total) for name, s in seconds.items() if s / total >= 0.005}
     for step, rate in rates.items():
         rollouts = site.json(f"1/runs/{run}/steps/train/{step - 1}")["rollouts"]
         tokens = sum(r["tokens"] for r in rollouts if r["status"] == "succeeded")

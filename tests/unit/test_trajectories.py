@@ -229,3 +229,26 @@ def test_joined_over_the_wire_by_traceparent(provider: Provider) -> None:
     built = join(context, calls)
     assert credited(built) == {0.25: "c0"}
     assert built.bypassed == ()
+
+
+def test_every_second_of_an_attempt_went_somewhere_once() -> None:
+    def span(name: str, start: float, end: float, parent: str | None = "root", **attributes: Any) -> Span:
+        return Span("t", name, parent, "ro", 1, name, start, end, attributes=attributes)
+
+    def of(operation: str, **more: Any) -> dict[str, Any]:
+        return {semconv.OPERATION_NAME: operation, **more}
+
+    spans = [
+        span("root", 100, 120, None, **of(semconv.INVOKE_AGENT), **{semconv.GRADING_SECONDS: 3.0}),
+        span("first", 101, 104, **of(semconv.CHAT)),
+        span("beside", 103, 106, **of(semconv.CHAT)),
+        # A tool that asks a model itself, and one that runs beside it to a later end.
+        span("agent as tool", 107, 111, **of(semconv.EXECUTE_TOOL)),
+        span("inside", 108, 110, "agent as tool", **of(semconv.CHAT)),
+        span("slow tool", 109, 113, **of(semconv.EXECUTE_TOOL)),
+        span("judge", 117, 119, **of(semconv.CHAT), **{semconv.UNTRAINED: True}),
+    ]
+    assert SpanIndex([], spans).seconds() == {"models": 7.0, "tools": 4.0, "grading": 3.0, "agent": 6.0}
+    ungraded = [replace(s, attributes=of(semconv.INVOKE_AGENT)) if s.span_id == "root" else s for s in spans]
+    assert SpanIndex([], ungraded).seconds() == {"models": 7.0, "tools": 4.0, "grading": 2.0, "agent": 7.0}
+    assert SpanIndex([], spans[1:]).seconds() == {}

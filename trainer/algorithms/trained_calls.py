@@ -15,7 +15,7 @@ from agl.trainer.algorithms.source import Rows, Sample
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.faults import fault_counts, hopeless_groups
-from agl.trainer.run.results import costs, mean_rewards
+from agl.trainer.run.results import costs, mean_rewards, rollout_seconds
 from agl.trainer.run.run import Run
 from agl.trainer.store.types import TrainedCall
 
@@ -142,6 +142,7 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
         "train/zero_variance_groups": worth.zero_variance_groups,
         "train/resampled_tasks": sample.resampled,
         **{BASELINE + agent: value for agent, value in worth.baselines.items()},
+        **rollout_seconds(succeeded, "train"),
         "rollouts_per_second": len(sample.results) / max(1e-9, sample.seconds),
         "tokens_per_second": tokens / max(1e-9, sample.seconds),
         "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],

@@ -75,6 +75,15 @@ def costs(results: Sequence[RolloutResult], mode: str) -> dict[str, float]:
     return {} if total is None else {f"{mode}/cost_usd": total}
 
 
+def rollout_seconds(results: Sequence[RolloutResult], mode: str) -> dict[str, float]:
+    """Where the time of these rollouts went, on average: "<mode>/rollout_seconds/models" and the other parts of
+    `SpanIndex.seconds`."""
+    attempts = [r.attempt_trajectory.seconds for r in results if r.attempt_trajectory is not None]
+    known = [seconds for seconds in attempts if seconds]
+    parts = known[0] if known else ()
+    return {f"{mode}/rollout_seconds/{part}": sum(s[part] for s in known) / len(known) for part in parts}
+
+
 def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[str, float]:
     """What a validation, or another measurement, adds to the history.
 

@@ -204,6 +204,8 @@ class Executor:
                 agents = {s.agent for s in list(context.spans) if s.operation == semconv.CHAT and s.agent is not None}
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
                     record(reward)
+            if outcome.grading_seconds is not None:
+                scope.span.set_attribute(semconv.GRADING_SECONDS, outcome.grading_seconds)
             if context.capture_content and outcome.output is not None:
                 scope.span.set_attribute(semconv.OUTPUT, _as_text(outcome.output))
 

@@ -9,6 +9,7 @@ import { Prompts } from "./prompts.js";
 import { Crumbs, Fact, Loaded, Status, Switch, Value, statusOf } from "../lib/ui.js";
 
 const POLL = 2000;
+const ROLLOUT = "train/rollout_seconds/";
 
 export function Run({ store, id }) {
   const path = `${store}/runs/${encodeURIComponent(id)}`;
@@ -116,7 +117,11 @@ function View({ store, run, metrics }) {
       <//>`}
       ${phases(values).length > 0 &&
       html`<${Fact} label="time goes to" title="of the steps' seconds; with max_staleness, sampling overlaps the others">
-        ${phases(values).map(([name, share], i) => html`${i > 0 && html`<span class="dim"> · </span>`}${name} ${num(100 * share, 0)} %`)}
+        <${Shares} of=${phases(values)} />
+      <//>`}
+      ${phases(values, ROLLOUT).length > 0 &&
+      html`<${Fact} label="a rollout's time" title="of the seconds of training rollouts: waiting for models, for tools, in the reward function, and in the agent's own code">
+        <${Shares} of=${phases(values, ROLLOUT)} />
       <//>`}
       ${(values["train/cost_usd"] || values["val/cost_usd"]) &&
       html`<${Fact} label="other models" title="price of their calls, judges' included, in rollouts that succeeded">
@@ -215,10 +220,14 @@ function Now({ store, run }) {
   `;
 }
 
+function Shares({ of }) {
+  return of.map(([name, share], i) => html`${i > 0 && html`<span class="dim"> · </span>`}${name} ${num(100 * share, 0)} %`);
+}
+
 // The share of each phase in the seconds of all steps, the largest first.
-function phases(values) {
-  const names = Object.keys(values).filter((name) => name.startsWith("seconds/"));
-  const all = names.map((name) => [name.slice("seconds/".length), total(values[name])]);
+function phases(values, prefix = "seconds/") {
+  const names = Object.keys(values).filter((name) => name.startsWith(prefix));
+  const all = names.map((name) => [name.slice(prefix.length), total(values[name])]);
   const sum = all.reduce((seconds, [, part]) => seconds + part, 0);
   return all.map(([name, part]) => [name, part / sum]).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]);
 }

@@ -1,5 +1,5 @@
 // All runs, the newest first; those that are ticked can be compared.
-import { html, useState } from "../vendor/preact-htm.js";
+import { html, useRef, useState } from "../vendor/preact-htm.js";
 import { get, useData } from "../lib/api.js";
 import { ago, clock, num } from "../lib/format.js";
 import { href, runPath, setQuery } from "../lib/route.js";
@@ -66,7 +66,7 @@ function List({ data, query }) {
       : runs.length > 0 && html`<div class="scroll"><table class="runs stack">
           <thead><tr>
             <th><span class="unseen">compare</span></th><th>run</th><th>status</th><th class="right">steps</th>
-            <th>held-out reward</th><th>training reward</th><th>last write</th>
+            <th>held-out reward</th><th>training reward</th><th>curves</th><th>last write</th>
           </tr></thead>
           <tbody>${runs.map((run) => html`<${Row} key=${`${run.store}:${run.run_id}`} run=${run} many=${many} stores=${data.stores} ticked=${ticked} tick=${tick} />`)}</tbody>
         </table></div>`}
@@ -116,8 +116,38 @@ function Row({ run, many, stores, ticked, tick }) {
     <td class="right num">${num(run.step)}${run.steps ? html`<span class="dim"> / ${num(run.steps)}</span>` : ""}</td>
     <td data-label="held-out"><${Change} ends=${run.ends["val/reward"]} strong=${true} /></td>
     <td data-label="training"><${Change} ends=${run.ends["train/reward"]} /></td>
+    <td data-label="curves"><${Spark} run=${run} /></td>
     <td class="dim" title=${clock(run.updated_at)}>${ago(run.updated_at)}</td>
   </tr>`;
+}
+
+const WIDTH = 90;
+const HEIGHT = 22;
+
+// The course of training and of held-out reward, as two lines on one scale. Their ends stand beside it as text.
+function Spark({ run }) {
+  const kept = useRef(null);
+  // Of a run that goes on, the numbers are read again after each step; until they are there the earlier ones stay.
+  const path = `${run.store}/runs/${encodeURIComponent(run.run_id)}/metrics?name=train/reward&name=val/reward&until=${run.step}`;
+  kept.current = useData(path).data ?? kept.current;
+  const { steps = [], values = {} } = kept.current || {};
+  const lines = ["train/reward", "val/reward"].map((name) => means(steps, values[name] || []));
+  const all = lines.flat();
+  if (all.length < 3) return null;
+  const [left, right] = [Math.min(...steps), Math.max(...steps)];
+  const [low, high] = [Math.min(...all.map(([, y]) => y)), Math.max(...all.map(([, y]) => y))];
+  const at = ([x, y]) => `${(1 + ((WIDTH - 2) * (x - left)) / (right - left || 1)).toFixed(1)},${(HEIGHT - 1 - ((HEIGHT - 2) * (y - low)) / (high - low || 1)).toFixed(1)}`;
+  return html`<svg class="spark" width=${WIDTH} height=${HEIGHT} aria-hidden="true">
+    ${lines.map((line, i) => html`<polyline class=${["train", "held-out"][i]} points=${line.map(at).join(" ")} />`)}
+  </svg>`;
+}
+
+// [step, value] of what is known, as means of at most so many stretches.
+function means(steps, values, most = 40) {
+  const known = steps.map((step, i) => [step, values[i] ?? null]).filter(([, value]) => value !== null);
+  const size = Math.ceil(known.length / most) || 1;
+  const mean = (part, i) => part.reduce((sum, point) => sum + point[i], 0) / part.length;
+  return known.flatMap((_, i) => (i % size ? [] : [known.slice(i, i + size)])).map((part) => [mean(part, 0), mean(part, 1)]);
 }
 
 function Change({ ends, strong }) {
