@@ -71,6 +71,38 @@ def test_the_version(tmp_path: Path) -> None:
     assert _agl("--version", cwd=tmp_path).stdout == f"agl {__version__}\n"
 
 
+def test_an_untrained_policy_with_the_words_of_another_task(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (tmp_path / "texts.txt").write_text("Where is parcel 17?\nThe parcel is in Quito.\n" * 200)
+    done = _agl("make-policy", "own", "--corpus", "texts.txt", "--hidden", 64, "--layers", 1, "--json", cwd=tmp_path)
+    facts = json.loads(done.stdout)
+    assert (facts["loss"], facts["steps"], facts["tokens"]) == (None, 0, 0)
+    assert facts["parameters"] < 300_000
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "own")
+    assert len(tokenizer.encode(" parcel")) == 1
+    said = "The parcel is in Quito."
+    turns = [{"role": "user", "content": "Where is parcel 17?"}, {"role": "assistant", "content": said}]
+    ids = tokenizer.apply_chat_template(turns, return_dict=False)
+    assert said in tokenizer.decode(ids)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "own")
+    assert (model.config.hidden_size, model.config.num_hidden_layers) == (64, 1)
+    assert model(torch.tensor([ids])).logits.isfinite().all()
+    (tmp_path / "nothing.txt").write_text("\n \n")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    for options, reason in (
+        (("--corpus", "nothing.txt"), "the corpus is empty"),
+        (("--corpus", "missing.txt"), "the corpus cannot be read"),
+        (("--corpus", "binary.txt"), "the corpus cannot be read"),
+        (("--hidden", 100), "take a multiple of 64, such as 128"),
+    ):
+        refused = _agl("make-policy", "other", *options, cwd=tmp_path, check=False)
+        assert refused.returncode == 1
+        assert reason in " ".join(refused.stderr.split())
+        assert not (tmp_path / "other").exists()
+
+
 def test_train_explain_and_resume(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
     common = (*_TRAIN, *_SMALL, "--val", "val.jsonl", "--model", untrained_model, "--steps", 2)

@@ -436,13 +436,20 @@ def replay(
 @app.command("make-policy", epilog="Example: agl make-policy tiny --seed 1")
 def make_policy(
     directory: Annotated[Path, typer.Argument(help="Directory to write the model to.")],
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Text file of another task: a tokenizer is made of it, and the weights stay random."),
+    ] = None,
+    hidden: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.", min=64)] = 128,
+    layers: Annotated[int, typer.Option(help="Layers of the model.", min=1)] = 2,
     seed: Seed = 0,
     json_file: Json = None,
 ) -> None:
-    """Make the quickstart's tiny policy: from scratch, warm-started on mixed-quality demonstrations."""
+    """Make the quickstart's tiny policy, warm-started on mixed-quality demonstrations; or an untrained one for another
+    task."""
     from agl.trainer.quickstart.run import make
 
-    write_json(json_file, make(directory, seed=seed))
+    write_json(json_file, make(directory, seed=seed, corpus=corpus, hidden=hidden, layers=layers))
 
 
 @app.command(

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from agl.errors import ConfigError
 from agl.trainer.evaluation.evaluation import Evaluation
 from agl.trainer.quickstart.outcome import conclude
 from agl.trainer.report import terminal
@@ -26,10 +27,22 @@ THREADS = 1
 SEED_FILE = "seed.txt"
 
 
-def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]:
-    """Make the tiny policy with a progress bar; returns its facts as JSON values."""
+def make(
+    directory: Path, *, seed: int = 0, corpus: Path | None = None, hidden: int = 128, layers: int = 2, show: bool = True
+) -> dict[str, Any]:
+    """Make the tiny policy with a progress bar; returns its facts as JSON values.
+
+    Args:
+        corpus: text of another task; the policy has a tokenizer of it, and random weights.
+
+    Raises:
+        ConfigError: `corpus` is no text, or `hidden` no multiple of 64.
+    """
     console = terminal.console(stderr=True)
-    if show:
+    if hidden % 64:
+        raise ConfigError(f"a width of {hidden}", hint=f"take a multiple of 64, such as {64 * (hidden // 64 + 1)}")
+    own: dict[str, Any] = {} if corpus is None else {"corpus": _lines(corpus), "stages": ()}
+    if show and corpus is None:
         console.print("warm start: a policy from scratch, on demonstrations; loading torch and transformers first")
     from agl.trainer.quickstart.policy import make_policy
 
@@ -42,14 +55,33 @@ def make(directory: Path, *, seed: int = 0, show: bool = True) -> dict[str, Any]
                 tasks[stage] = bar.add_task(f"warm start: {stage} demonstrations", total=steps, loss=loss)
             bar.update(tasks[stage], completed=step, loss=loss)
 
-        report = make_policy(directory, seed=seed, threads=THREADS, progress=progress)
+        report = make_policy(
+            directory, seed=seed, threads=THREADS, progress=progress, hidden=hidden, layers=layers, **own
+        )
     (Path(directory) / SEED_FILE).write_text(f"{seed}\n")
     if show:
+        learned = "random weights" if own else f"{report.tokens:,} tokens of demonstrations"
         console.print(
-            f"made a policy from scratch: {report.parameters:,} parameters, {report.tokens:,} tokens of "
-            f"demonstrations, {report.seconds:.0f} s -> {report.directory}"
+            f"made a policy from scratch: {report.parameters:,} parameters, {report.vocabulary:,} tokens in its "
+            f"vocabulary, {learned}, {report.seconds:.0f} s -> {report.directory}"
         )
-    return asdict(report) | {"directory": str(report.directory)}
+    return asdict(report) | {"directory": str(report.directory), "loss": None if own else report.loss}
+
+
+def _lines(corpus: Path) -> list[str]:
+    try:
+        lines = corpus.read_text(encoding="utf-8").splitlines(keepends=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"the corpus cannot be read: {error}", hint="name a file of UTF-8 text", path=corpus
+        ) from error
+    if not any(map(str.strip, lines)):
+        raise ConfigError(
+            "the corpus is empty",
+            hint="write prompts and answers of your task into it, a few hundred lines",
+            path=corpus,
+        )
+    return lines
 
 
 def run(
