@@ -267,7 +267,8 @@ def test_a_long_run_and_one_with_other_steps(chromium: Any, tmp_path: Path) -> N
         await store.put_run(TrainingRun(path.name, status="succeeded", step=steps[-1], created_at=1.0))
         for step in steps:
             numbered = {f"learner/number_{i}": float(i + step) for i in (10, 2, 1)}
-            await store.add_metrics(path.name, step, {"val/reward": step / 100, **numbered})
+            more = {"goal/of the game": step / 2, **numbered}
+            await store.add_metrics(path.name, step, {"val/reward": step / 100, **more})
         await store.close()
 
     for name, steps in (("long", range(0, 50)), ("short", range(0, 3))):
@@ -278,6 +279,7 @@ def test_a_long_run_and_one_with_other_steps(chromium: Any, tmp_path: Path) -> N
             page.locator(".plot .name").nth(3).wait_for()
             names = page.locator(".plot .name").all_text_contents()
             assert [name for name in names if name.startswith("number")] == ["number_1", "number_2", "number_10"]
+            assert names[:2] == ["of the game", "reward"], "what the run is about comes first"
             page.get_by_label("validation").select_option("40")
             page.wait_for_url(re.compile("/0/run/long/val/40$"))
         page = chromium.new_page()  # Not `opened`: that they have no tasks in common is an error in the console.

@@ -28,6 +28,16 @@ def test_kuhn_gets_less_exploitable(tmp_path: Path) -> None:
     assert points[0][1] == pytest.approx(7 / 6, abs=0.1)
     assert points[-1][1] < 0.6
     run_in_thread(the_strategy_is_what_was_sampled(tmp_path))
+    assert run_in_thread(goals(tmp_path)) == [(step, pytest.approx(value)) for step, value, _ in points[1:]]
+
+
+async def goals(directory: Path) -> list[tuple[int, float]]:
+    store = await open_store(f"sqlite:///{directory / 'one-shared-policy' / 'run.db'}")
+    try:
+        [run] = await store.query_runs()
+        return [(m.step, m.value) for m in await store.query_metrics([run.run_id], names=["goal/exploitability"])]
+    finally:
+        await store.close()
 
 
 async def the_strategy_is_what_was_sampled(directory: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,33 @@ def test_the_garbage_collector_is_left_as_it_was(tmp_path: Path) -> None:
 def test_a_dry_run_has_no_callbacks(tmp_path: Path) -> None:
     trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False, callbacks=broken("on_start"))
     assert trainer.dev(agent, ["a task"]).history
+
+
+def test_what_a_callback_measures_is_recorded_with_the_step(tmp_path: Path) -> None:
+    class Measure(agl.Callback):
+        def on_step(self, run: Any, entry: Any) -> dict[str, float]:
+            return {"goal/exploitability": 0.25, "calls": 3}
+
+    result = measure(tmp_path, Measure())
+    assert result.history[0].items() >= {"goal/exploitability": 0.25, "calls": 3, "train/reward": 1.0}.items()
+    with sqlite3.connect(tmp_path / "run.db") as store:
+        kept = dict(store.execute("SELECT name, value FROM metrics WHERE name IN ('goal/exploitability', 'calls')"))
+    assert kept == {"goal/exploitability": 0.25, "calls": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        ({"train/reward": 1.0}, "'train/reward' is recorded already"),
+        ({"goal/x": "high"}, "it returned 'high' as 'goal/x'"),
+        ({"goal/x": True}, "it returned True as 'goal/x'"),
+        (0.5, "it returned 0.5"),
+    ],
+)
+def test_what_is_no_measurement_ends_the_run(found: Any, reason: str, tmp_path: Path) -> None:
+    callback = type("Measure", (agl.Callback,), {"on_step": lambda *_: found})()
+    with pytest.raises(ConfigError, match=reason):
+        measure(tmp_path, callback)
 
 
 class View:

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import logging
 import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,6 +22,8 @@ from agl.trainer.store.types import RunStatus
 
 log = logging.getLogger("agl")
 
+Found = Mapping[str, float] | None
+"""What a callback has measured: numbers by name, recorded with the step."""
 Entry = Mapping[str, Any]
 """A step's entry of the history: "step", how many are done, and numbers by name."""
 
@@ -86,19 +89,21 @@ class Callback:
 
     Methods are plain functions, called one after another in a worker thread. The run waits for each of them, while
     rollouts in progress go on. One that raises ends the run after the step with its error; the checkpoint of the step
-    is saved before.
+    is saved before. What `on_step`, `on_validation` and `on_checkpoint` return, numbers by name, is recorded with the
+    step: in the history, the store and every tracker. Names under "goal/" are what the run is about: the dashboard
+    shows them first.
     """
 
     def on_start(self, run: RunView) -> None:
         """Training begins, or a stopped run is resumed; `run.history` has the entries from before."""
 
-    def on_step(self, run: RunView, entry: Entry) -> None:
+    def on_step(self, run: RunView, entry: Entry) -> Found:
         """A step is done and recorded."""
 
-    def on_validation(self, run: RunView, entry: Entry) -> None:
+    def on_validation(self, run: RunView, entry: Entry) -> Found:
         """An entry with a validation was recorded; after `on_step`, and once before the first step."""
 
-    def on_checkpoint(self, run: RunView, path: Path, step: int) -> None:
+    def on_checkpoint(self, run: RunView, path: Path, step: int) -> Found:
         """A checkpoint was written, after `step` steps."""
 
     def on_alert(self, run: RunView, alert: Alert) -> None:
@@ -221,6 +226,9 @@ class EarlyStopping(Callback):
                 return
 
 
+_MEASURING = ("on_step", "on_validation", "on_checkpoint")
+
+
 class Callbacks:
     """The callbacks of one run, and whether one of them has ended it.
 
@@ -231,6 +239,7 @@ class Callbacks:
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
         self._callbacks = tuple(callbacks)
         self.view: RunView | None = None
+        self._recorder: Recorder | None = None
         self.error: AglError | None = None
 
     def __bool__(self) -> bool:
@@ -246,7 +255,7 @@ class Callbacks:
     async def start(self, run: RunState) -> None:
         """Training begins. Only this call raises, since nothing can be lost yet."""
         if self._callbacks:
-            self.view = RunView(run)
+            self.view, self._recorder = RunView(run), run.recorder
             await self.call("on_start")
             self.raise_error()
 
@@ -258,14 +267,33 @@ class Callbacks:
                 await self.call(method, MappingProxyType(entry))
 
     async def call(self, method: str, *args: Any) -> None:
-        """Call a method of each callback; of those that raise, the first one's error is kept."""
+        """Call a method of each callback, and record the numbers that it returns; of those that raise, the first one's
+        error is kept."""
         if self.view is None:
             return
         for callback in self._callbacks:
             try:
-                await asyncio.to_thread(getattr(callback, method), self.view, *args)
+                found = await asyncio.to_thread(getattr(callback, method), self.view, *args)
+                if method in _MEASURING and found is not None:
+                    await self._add(found)
             except Exception as error:
                 self.error = self.error or _callback_error(error, callback, method, self.view)
+
+    async def _add(self, found: Mapping[str, float]) -> None:
+        """Record numbers with the last entry.
+
+        Raises:
+            ConfigError: a name that the entry has, or a value that is no number.
+        """
+        assert self._recorder is not None
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"it returned {found!r}", hint="return numbers by name, or nothing")
+        for name, value in found.items():
+            if name in self._recorder.history[-1]:
+                raise ConfigError(f"{name!r} is recorded already", hint=f"name it otherwise, such as 'goal/{name}'")
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
+                raise ConfigError(f"it returned {value!r} as {name!r}", hint="return numbers by name")
+        await self._recorder.extend(found)
 
     def raise_error(self) -> None:
         """Raise the error of the callback that failed, if one did."""

@@ -75,6 +75,13 @@ class Recorder:
             self.progress.step(entry)
         self._note_loggers()
 
+    async def extend(self, found: Mapping[str, float]) -> None:
+        """Add numbers to the last entry."""
+        entry = self.history[-1]
+        entry |= found
+        self.loggers.step(int(entry["step"]), _finite(found), [])
+        await self.store.add_metrics(self.run.run_id, int(entry["step"]), metrics(found))
+
     async def end(self, status: RunStatus, error: BaseException | None = None) -> None:
         """The run is over. Where it did not succeed, a store that cannot be written is noted only."""
         reason = None if error is None else f"{type(error).__name__}: {error}"

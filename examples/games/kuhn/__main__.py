@@ -38,12 +38,15 @@ class Exploitability(agl.Callback):
         self.strategies = [read_strategy(dict.fromkeys(PLAYERS, start))]
         self.points = [(0, exploitability(self.strategies[0]), exploitability(self.strategies[0]))]
 
-    def on_checkpoint(self, run: Any, path: Path, step: int) -> None:
+    def on_checkpoint(self, run: Any, path: Path, step: int) -> dict[str, float]:
         shared = path / "policy"
         models = {name: shared if shared.exists() else path / "policies" / name for name in PLAYERS}
         self.strategies.append(read_strategy(models))
         self.points.append((step, exploitability(self.strategies[-1]), exploitability(average(self.strategies))))
         print("step {}: exploitability {:.3f}, of the average strategy {:.3f}".format(*self.points[-1]))
+        return dict(
+            zip(("goal/exploitability", "goal/exploitability of the average"), self.points[-1][1:], strict=True)
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Points]:

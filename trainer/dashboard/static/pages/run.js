@@ -59,6 +59,7 @@ function merge(old, page) {
 // Some names, in the order of interest; others follow by name.
 const GROUPS = ["train", "learner", "policy", "actor", "critic", "engine", "val", "time", "timing"];
 const DRAWN_ABOVE = new Set(["train/reward", "val/reward"]);
+const GOAL = "goal/"; // what a callback has measured, because the run is about it
 const INTERVAL = [["_low", "_high"], ["/low", "/high"]];
 
 function intervalOf(values, name) {
@@ -74,6 +75,7 @@ const LOSSES = [["learner/nll", "negative log-likelihood per token"], ["learner/
 function View({ store, run, metrics }) {
   const { steps, values } = metrics;
   const groups = useMemo(() => grouped(values), [Object.keys(values).join()]);
+  const goals = Object.keys(values).filter((name) => name.startsWith(GOAL) && !isBound(values, name)).sort(byName);
   const [loss, lossLabel] = (!values["train/reward"] && LOSSES.find(([name]) => values[name])) || [];
   const [axis, setAxis] = useState("step");
   const [smooth, setSmooth] = useState(false);
@@ -133,6 +135,11 @@ function View({ store, run, metrics }) {
     ${steps.length === 0
       ? html`<p class="empty">No step has been recorded yet.${run.status === "running" ? " This page updates every two seconds." : ""}</p>`
       : html`
+          ${goals.map(
+            (name) => html`<section class="card">
+              <${Plot} key=${name} label=${name.slice(GOAL.length)} steps=${steps} series=${[{ label: "", color: "--val", width: 2.5, points: true, values: values[name], ...intervalOf(values, name) }]} height=${260} x=${x} />
+            </section>`,
+          )}
           ${loss &&
           html`<section class="card">
             <${Plot} label=${lossLabel} steps=${steps} series=${[{ label: "training", color: "--train", width: 2.5, values: values[loss], points: sparse(values[loss]) }]} height=${260} x=${x} />
@@ -258,14 +265,16 @@ function isConstant(values) {
 function grouped(values) {
   const groups = new Map();
   for (const name of Object.keys(values).sort(byName)) {
-    const isBound = INTERVAL.flat().some((end) => name.endsWith(end) && values[name.slice(0, -end.length)]);
-    if (DRAWN_ABOVE.has(name) || isBound || isRepeated(values, name)) continue;
+    if (DRAWN_ABOVE.has(name) || name.startsWith(GOAL) || isBound(values, name) || isRepeated(values, name)) continue;
     const group = name.includes("/") ? name.slice(0, name.indexOf("/")) : "run";
     groups.set(group, [...(groups.get(group) || []), name]);
   }
   const place = (group) => (GROUPS.indexOf(group) + 1 || GROUPS.length + 1) - 1;
   return [...groups].sort(([a], [b]) => place(a) - place(b) || a.localeCompare(b));
 }
+
+// Whether it is an end of another number's interval.
+const isBound = (values, name) => INTERVAL.flat().some((end) => name.endsWith(end) && values[name.slice(0, -end.length)]);
 
 // A run with one reward records it twice: train/reward and train/reward/NAME.
 function isRepeated(values, name) {
