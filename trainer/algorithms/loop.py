@@ -23,6 +23,7 @@ from agl.trainer.algorithms.trained_calls import facts, note_shortened, note_use
 from agl.trainer.algorithms.training import StepFunctions, Training
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
+from agl.trainer.run.machine import Machine
 from agl.trainer.run.results import measurement, require_some, require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
@@ -65,6 +66,7 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
         save_every = algorithm.checkpoint_every or (1 if source.sampled and policies.parameters < SMALL_MODEL else 10)
         ahead: asyncio.Task[tuple[Sample, StepAdvantages]] | None = None
         unserved: Rows = {}
+        machine = Machine()
         unsaved: int | None = None  # the step whose weights these are; None: of a saved step, or of none
         try:
             for step in range(done, source.steps):
@@ -101,6 +103,7 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 await record(run, policies, worth.calls, rows, metrics, step)
                 entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics)}
                 entry["seconds"] = time.monotonic() - began
+                entry |= machine.since()
                 if validated:
                     with timed(phases, "validating"):
                         entry |= await validate(training, step + 1)

@@ -57,7 +57,7 @@ function merge(old, page) {
 }
 
 // Some names, in the order of interest; others follow by name.
-const GROUPS = ["train", "learner", "policy", "actor", "critic", "engine", "val", "time", "timing"];
+const GROUPS = ["train", "learner", "policy", "actor", "critic", "engine", "val", "machine", "time", "timing"];
 const DRAWN_ABOVE = new Set(["train/reward", "val/reward"]);
 const GOAL = "goal/"; // what a callback has measured, because the run is about it
 const INTERVAL = [["_low", "_high"], ["/low", "/high"]];
