@@ -29,14 +29,14 @@ from agl.testing.subject import uses_add
 from agl.texts import printable
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.store import open_store
-from agl.trainer.store.types import TrainingRun
+from agl.trainer.store.types import MemoryEntry, TrainingRun
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium-headless-shell")
 
-LAPTOP, PHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+LAPTOP, TABLET, PHONE = {"width": 1280, "height": 800}, {"width": 820, "height": 1180}, {"width": 390, "height": 844}
 PICTURES = os.environ.get("AGL_DASHBOARD_PICTURES")
 
 
@@ -288,6 +288,38 @@ def test_a_long_run_and_one_with_other_steps(chromium: Any, tmp_path: Path) -> N
         legend = " ".join(page.locator(".legend").first.inner_text().split())
         assert legend == "step 49 a0.49 b0.02 at step 2"
         page.close()
+
+
+def test_what_agents_remember_is_listed_and_searched(chromium: Any, tmp_path: Path) -> None:
+    texts = [f"parcel {i} goes to dock {i % 7}" for i in range(120)] + ["<script>alert(1)</script> gate 12"]
+
+    async def write() -> None:
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
+        await store.put_run(TrainingRun("run", status="succeeded", step=2, created_at=1.0))
+        await store.add_metrics("run", 1, {"train/reward": 0.5})
+        for version in (0, 1):
+            entries = [
+                MemoryEntry(("clerk",), f"note-{i}", {"n": i}, text, i / 10 if i % 2 else None, since=version)
+                for i, text in enumerate(texts)
+                if i % 2 == version
+            ]
+            await store.merge_memories("run", version, entries)
+        await store.close()
+
+    run_in_thread(write())
+    with served(tmp_path) as shown, opened(chromium, shown, "/0/run/run") as page:
+        rows = page.locator("table.memory tbody tr")
+        rows.first.wait_for()
+        section = page.locator("section", has=page.get_by_role("heading", name="memory"))
+        assert "121 entries, the newest first; 100 are shown" in section.inner_text()
+        assert rows.count() == 100
+        cells = rows.first.locator("td, th").all_inner_texts()
+        assert cells == ["clerk", "note-119", "parcel 119 goes to dock 0", "11.9", "1"]
+        section.get_by_role("searchbox").fill("gate")
+        rows.first.get_by_text("note-120").wait_for()
+        assert (rows.count(), "1 of 121 entries" in section.inner_text()) == (1, True)
+        accessible(page)
+        fits(page)
 
 
 OF_A_STEP = {
@@ -552,12 +584,37 @@ def test_by_keyboard_alone(chromium: Any, site: Dashboard) -> None:
         assert outline == "solid"
 
 
+def test_small_plots_are_read_by_keyboard_and_all_of_them_are_printed(chromium: Any, site: Dashboard) -> None:
+    run = run_of(site, 1)
+    metrics = site.json(f"1/runs/{run}/metrics")
+    losses = metrics["values"]["learner/loss"]
+    with opened(chromium, site, f"/1/run/{run}", scheme="dark") as page:
+        plot = page.locator("figure.small", has=page.get_by_text("loss", exact=True))
+        plot.locator("canvas").wait_for()
+        plot.locator(".canvas").focus()
+        for index, key in enumerate(("Home", "ArrowRight")):
+            page.keyboard.press(key)
+            legend = plot.locator(".legend").inner_text()
+            assert f"step {metrics['steps'][index]}" in legend
+            value = losses[index]
+            shown = legend.rpartition("\n")[2].split()[-1]
+            assert (shown == "–") if value is None else (float(shown) == pytest.approx(value, rel=0.01, abs=1e-3))
+        # Also those that nobody has scrolled to.
+        page.locator("figure:not(:has(canvas))").first.wait_for(state="detached")
+        assert page.locator("figure").count() > 20
+        page.emulate_media(media="print")
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(26, 31, 38)"
+        assert page.get_by_role("link", name="Search rollouts").count() == 0
+        fits(page)
+
+
 @pytest.mark.parametrize(
     ("scheme", "size"),
     [
         pytest.param("dark", LAPTOP, id="laptop-dark"),
         pytest.param("light", PHONE, id="phone-light"),
         pytest.param("light", LAPTOP, id="laptop-light", marks=pytest.mark.night),
+        pytest.param("light", TABLET, id="tablet-light", marks=pytest.mark.night),
         pytest.param("dark", PHONE, id="phone-dark", marks=pytest.mark.night),
     ],
 )

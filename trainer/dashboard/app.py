@@ -13,7 +13,7 @@ import math
 import mimetypes
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -63,6 +63,7 @@ PAGE, MOST_ROLLOUTS = 100, 512
 """Runs and rollouts of one answer."""
 MOST_CANDIDATES = 1_000
 """Of a prompt search."""
+MOST_MEMORIES = 100
 _METRIC_VALUES, _MOST_NAMES = 100_000, 50
 _ENDS = ("val/reward", "train/reward")
 """The metrics whose first and last values the list of runs shows."""
@@ -92,6 +93,7 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
         Route("/api/{store:int}/runs/{run}/metrics", api.with_key(api.metrics)),
         Route("/api/{store:int}/runs/{run}/now", api.with_key(api.now)),
         Route("/api/{store:int}/runs/{run}/prompts", api.with_key(api.prompts)),
+        Route("/api/{store:int}/runs/{run}/memory", api.with_key(api.memory)),
         Route("/api/{store:int}/runs/{run}/about", api.with_key(api.note), methods=["POST"]),
         Route("/api/{store:int}/runs/{run}/stop", api.with_key(api.stop), methods=["POST"]),
         Route("/api/{store:int}/runs/{run}/search", api.with_key(api.search)),
@@ -312,6 +314,18 @@ class _Api:
         against = _number(request, "against", number, most=len(found) - 1)
         async with self._reports:
             return facts | await asyncio.to_thread(views.changes_json, found[against or 0], found[number])
+
+    async def memory(self, request: Request) -> Any:
+        """What a run's agents remember: the newest entries, or those with a word of `text`, best first; and how many
+        there are."""
+        store, run = await self._run(request)
+        entries = await store.query_memories(run.run_id)
+        found, text = entries[::-1], _text(request, "text")
+        if text:
+            by_id = {entry.id: entry for entry in entries}
+            found = [by_id[id] for id, _ in await store.rank_memories(run.run_id, text) if id in by_id]
+        rows = [asdict(replace(entry, embedding=None)) for entry in found[:MOST_MEMORIES]]
+        return {"total": len(entries), "found": len(found), "entries": views.shown(rows, views.SHORT_TEXT)}
 
     async def step(self, request: Request) -> Any:
         """One step's rollouts by group; `total` of them, `next` to continue `after`, and the steps `around` it."""

@@ -82,10 +82,13 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
   useEffect(() => {
     const watch = new IntersectionObserver(([entry]) => entry.isIntersecting && setSeen(true), { rootMargin: "200px" });
     watch.observe(box.current);
+    // Those out of sight follow a little later, for print and for pictures of the whole page.
+    const later = setTimeout(() => setSeen(true), 500);
     const changed = () => setTheme((n) => n + 1);
     addEventListener("themechange", changed);
     return () => {
       watch.disconnect();
+      clearTimeout(later);
       removeEventListener("themechange", changed);
     };
   }, []);
@@ -130,7 +133,7 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
   return html`<figure class="plot ${small ? "small" : ""} ${onPick ? "pick" : ""}">
     <figcaption>
       <span class="name">${label}</span>
-      <span class="legend">
+      <span class="legend" aria-live="polite">
         ${steps.length > 0 && html`<span class="dim">step ${num(steps[index])}</span>`}
         ${series.map(
           (s) => html`<span class="key">
@@ -143,11 +146,11 @@ export function Plot({ label, steps, series, height = 260, small = false, unit =
     <div
       class="canvas h${height}"
       ref=${box}
-      tabindex=${onPick ? 0 : undefined}
+      tabindex="0"
       role=${onPick ? "button" : "img"}
-      aria-label=${`${label}: ${series.map((s) => `${s.label} ${num(last(s.values))}`).join(", ")} at step ${num(steps.at(-1))}.${onPick ? " Arrow keys move, Enter opens the step." : ""}`}
+      aria-label=${`${label}: ${series.map((s) => `${s.label} ${num(last(s.values))}`).join(", ")} at step ${num(steps.at(-1))}. Arrow keys move${onPick ? ", Enter opens the step" : ""}.`}
       onClick=${pick}
-      onKeyDown=${onPick ? keys : undefined}
+      onKeyDown=${keys}
     ></div>
     ${note && html`<p class="dim note">${note}</p>`}
   </figure>`;

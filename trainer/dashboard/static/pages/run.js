@@ -4,6 +4,7 @@ import { get, useData } from "../lib/api.js";
 import { ago, byName, clock, dollars, duration, num, oneLine, signed } from "../lib/format.js";
 import { Plot } from "../lib/plot.js";
 import { href, stepPath } from "../lib/route.js";
+import { Memory } from "./memory.js";
 import { Noted } from "./noted.js";
 import { Prompts } from "./prompts.js";
 import { Crumbs, Fact, Loaded, Status, Switch, Value, statusOf } from "../lib/ui.js";
@@ -155,6 +156,7 @@ function View({ store, run, metrics }) {
             </div>
           </section>
           ${isSearch && html`<${Prompts} store=${store} run=${run} />`}
+          <${Memory} store=${store} run=${run} />
           <${Now} store=${store} run=${run} />
           ${groups.map(
             ([group, names]) => html`<section>
