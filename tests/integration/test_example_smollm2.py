@@ -15,7 +15,7 @@ import real_data
 from untrained import make_untrained
 
 import agl
-from agl.mdp.types import Call
+from agl import semconv
 from agl.testing.provider import Reply, Script, says, serve
 from agl.trainer.store import open_store
 
@@ -172,14 +172,18 @@ def test_the_writer_alone_is_trained(tmp_path: Path) -> None:
     # A token of this model is a character.
     tasks = [task for task in made.train if len(task["schema"]) < 1500]
     learn("sql", replace(made, train=tasks, recorded=tasks, max_context=8192, max_response_tokens=8), options)
-    calls = [call for part in ("imitation", "grpo") for call in asyncio.run(calls_of(tmp_path / part))]
-    sampled = {call.agent for call in calls if call.policy is not None}
-    assert sampled == {"writer"}
-    assert {call.agent for call in calls} > sampled
+    for part in ("imitation", "grpo"):
+        sampled, asked = asyncio.run(agents_of(tmp_path / part))
+        assert sampled == {"writer"}
+        assert asked == {"writer", "checker", "answerer"}
 
 
-async def calls_of(directory: Path) -> list[Call]:
+async def agents_of(directory: Path) -> tuple[set[str], set[str | None]]:
+    """The agents for which the policy has answered, and those that asked any model."""
     store = await open_store(f"sqlite:///{directory / 'run.db'}")
-    calls = [call for rollout in await store.query_rollouts() for call in await store.query_calls(rollout.rollout_id)]
+    rollouts = [rollout.rollout_id for rollout in await store.query_rollouts()]
+    calls = [call for rollout in rollouts for call in await store.query_calls(rollout)]
+    spans = [span for rollout in rollouts for span in await store.query_spans(rollout)]
     await store.close()
-    return calls
+    sampled = {call.agent for call in calls if call.policy is not None and call.response_ids.size}
+    return sampled, {span.agent for span in spans if span.operation == semconv.CHAT}
