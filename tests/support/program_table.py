@@ -36,7 +36,9 @@ TOLERANCE = 1e-4
 _IDS = re.compile(
     r"\b(?:call|chatcmpl|msg|toolu|resp|fc|rs|run|lc_run|lc)[-_]{1,2}[\w-]*\d[\w-]*"
     r"|(?<![0-9a-f])[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}(?![0-9a-f])|\b0x[0-9a-f]{6,}\b|\b[0-9a-f]{16,32}\b"
+    r"|(?<=_)\d{16,20}\b"
 )
+_DURATIONS = re.compile(r'(?<=duration\\": )[\d.e-]+')
 _TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
 _VARIES = re.compile(r"time|duration|latency|thread|process|elapsed|\bpid\b|lineno|port", re.IGNORECASE)
 
@@ -241,7 +243,7 @@ def _logprobs(model: Path, call: Call) -> np.ndarray[Any, Any]:
 
 def same(text: str) -> str:
     """The text without what differs from run to run: ids and times."""
-    return _TIMES.sub("TIME", _IDS.sub("ID", text))
+    return _TIMES.sub("TIME", _IDS.sub("ID", _DURATIONS.sub("DURATION", text)))
 
 
 def requests_of(seen: Iterable[Seen]) -> Counter[str]:
