@@ -6,6 +6,7 @@ of the quickstart, divided by ":", to take them of, in place of two short ones t
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from launching import PROGRAMS, environment, launch
 from rules import HELD_OUT, fit, gepa, rule_provider, template_agent
 from running import say
 from tiny_run import train as train_tiny
+from untrained import make_untrained
 
 import agl
 from agl.testing.provider import serve
@@ -708,6 +710,63 @@ def test_what_a_recorded_program_said_is_a_conversation(chromium: Any, tmp_path:
             assert "sum 5" in said[3][1]
             facts = {x.locator("dt").inner_text(): x.locator("dd").inner_text() for x in page.locator(".fact").all()}
             assert facts["calls"] == "2"
+
+
+def game(directory: Path) -> tuple[list[Path], str]:
+    """Kuhn poker by two policies, and by one that both players share; the text that stands first on their pages."""
+    from examples.games.kuhn import __main__ as kuhn
+
+    kuhn.main(["--tiny", "--steps", "2", "--out", str(directory)])
+    return [directory / form for form in ("two-policies", "one-shared-policy")], "exploitability"
+
+
+def search(directory: Path) -> tuple[list[Path], str]:
+    """GEPA's search for a prompt."""
+    with rule_provider() as provider:
+        resources = {"prompt": agl.PromptTemplate("You answer questions about places. Answer: {question}")}
+        agent = template_agent(provider.url)
+        fit(gepa(provider.url, held_out=HELD_OUT), agent, directory, initial_resources=resources)
+    return [directory], "reward"
+
+
+def imitation(directory: Path) -> tuple[list[Path], str]:
+    """A recorded run, which has no step, and a policy that imitates it."""
+    from agl.trainer.quickstart.tasks import arithmetic_tasks
+    from examples.distil_then_reinforce.agent import build, reward
+    from examples.distil_then_reinforce.scripts import strong
+
+    with serve(strong) as provider:
+        solver = agl.wrap(build(provider.url, "strong", "none"), reward=reward)
+        agl.Trainer(agl.Baseline(), directory=directory / "recorded").fit(
+            solver, arithmetic_tasks(8, seed=0, split="train")
+        )
+    sft = agl.SFT(
+        model=str(untrained := directory / "model"), data=agl.traces(directory / "recorded"), epochs=2, batch_size=4
+    )
+    make_untrained(untrained)
+    agl.Trainer(sft, directory=directory / "sft").fit(None)
+    return [directory / "sft", directory / "recorded"], "negative log-likelihood per token"
+
+
+@pytest.mark.slow
+@pytest.mark.night
+@pytest.mark.parametrize("kind", [game, search, imitation], ids=lambda kind: kind.__name__)
+def test_every_kind_of_run_has_a_page_that_fits(chromium: Any, tmp_path: Path, kind: Any) -> None:
+    directories, first = kind(tmp_path)
+    with served(*directories) as shown:
+        for scheme, size in itertools.product(("light", "dark"), (LAPTOP, TABLET, PHONE)):
+            with opened(chromium, shown, size=size, scheme=scheme) as page:
+                page.locator("table.runs").wait_for()
+                fits(page)
+                accessible(page)
+                for number, _ in enumerate(directories):
+                    page.evaluate("(hash) => { location.hash = hash }", f"/{number}/run/{run_of(shown, number)}")
+                    page.locator("dl.facts").wait_for()
+                    if number == 0:
+                        assert page.locator(".card .name").first.inner_text() == first
+                    page.wait_for_load_state("networkidle")
+                    fits(page)
+                    accessible(page)
 
 
 def test_without_the_key_and_with_a_pruned_rollout(chromium: Any, site: Dashboard) -> None:

@@ -68,7 +68,7 @@ function Texts({ path }) {
 function Score({ store, run, of }) {
   if (!of) return html`<span class="dim">–</span>`;
   const mode = of.split === "train" ? "train" : "val";
-  return html`<a href=${href(stepPath(store, run.run_id, mode, mode === "train" ? of.step - 1 : of.step))} title="${num(of.tasks)} tasks, step ${num(of.step)}">${num(of.score)}</a>
+  return html`<a class="lined" href=${href(stepPath(store, run.run_id, mode, mode === "train" ? of.step - 1 : of.step))} title="${num(of.tasks)} tasks, step ${num(of.step)}">${num(of.score)}</a>
     <span class="dim"> [${num(of.low)}, ${num(of.high)}]</span>`;
 }
 
