@@ -30,6 +30,8 @@ from agl.trainer.processes.child import serve_parent
 from agl.trainer.processes.peer import Emit, Peer
 
 if TYPE_CHECKING:
+    import torch
+
     from agl.trainer.local.engine.engine import LocalEngine
     from agl.trainer.local.learner.learner import Learner
     from agl.trainer.local.model import LoadedPolicy
@@ -200,7 +202,7 @@ class Worker:
         self._policies[policy].version += 1
         if self._learning is None:
             self.publish(policy)
-        return metrics
+        return metrics | _gpu_memory(self._loaded.device)
 
     def publish(self, policy: str) -> None:
         """Have the engine serve the policy's weights as they are now."""
@@ -275,6 +277,17 @@ def served_copy(model: Any) -> Any:
     # Adapters other than the active one are frozen only for now.
     frozen = {id(p): p for name, p in model.named_parameters() if not p.requires_grad and "lora_" not in name}
     return copy.deepcopy(model, frozen).requires_grad_(False)
+
+
+def _gpu_memory(device: torch.device) -> dict[str, float]:
+    """The most that tensors have taken since the last time, in 10^9 bytes; nothing without a GPU."""
+    import torch
+
+    if device.type != "cuda":
+        return {}
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return {"gpu_memory_gb": peak / 1e9}
 
 
 def _trim() -> None:
