@@ -17,15 +17,15 @@ IN_CI = {("langgraph", "supervisor_by_hand"), ("openai_agents", "handoff")}
 
 @pytest.fixture(scope="module")
 def rows() -> Iterator[list[Row]]:
-    """Collected for the table, which is written where it is asked for."""
+    """Collected for the table, which is written where it is asked for; programs that do not run keep their rows."""
     found: list[Row] = []
     yield found
     if path := os.environ.get(TABLE):
         page = Path(path)
         before, mark, rest = page.read_text().partition("<!-- programs -->\n")
         assert mark, f"{page} has no place for the table"
-        after = rest.partition("<!-- end of programs -->")[2]
-        page.write_text(f"{before}{mark}{table(found)}\n<!-- end of programs -->{after}")
+        old, end, after = rest.partition("<!-- end of programs -->")
+        page.write_text(f"{before}{mark}{table(found, old)}\n{end}{after}")
 
 
 @pytest.fixture(scope="module")

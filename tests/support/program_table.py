@@ -39,7 +39,7 @@ _IDS = re.compile(
     r"|(?<=_)\d{16,20}\b"
 )
 _DURATIONS = re.compile(r'(?<=duration\\": )[\d.e-]+')
-_TIMES = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
+_TIMES = re.compile(r"datetime\.datetime\([^()]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
 _VARIES = re.compile(r"time|duration|latency|thread|process|elapsed|\bpid\b|lineno|port", re.IGNORECASE)
 
 
@@ -277,13 +277,16 @@ def _difference(ours: Counter[str], theirs: Counter[str]) -> str:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def table(rows: Iterable[Row]) -> str:
-    """Markdown: a line for each program."""
-    lines = [f"| framework | program | calls | {' | '.join(COLUMNS)} | forks |", f"|{'---|' * (4 + len(COLUMNS))}"]
-    for row in sorted(rows, key=lambda row: (row.framework, row.program)):
+def table(rows: Iterable[Row], before: str = "") -> str:
+    """Markdown: a line for each program; those that did not run keep theirs of the table `before`."""
+    head = [f"| framework | program | calls | {' | '.join(COLUMNS)} | forks |", f"|{'---|' * (4 + len(COLUMNS))}"]
+    kept = [line for line in before.splitlines() if line.startswith("| ")][1:]
+    lines = {tuple(cell.strip() for cell in line.split("|")[1:3]): line for line in kept}
+    for row in rows:
         cells = ["no" if row.problems[column] else "yes" for column in COLUMNS]
         if not row.own_spans:
             cells[COLUMNS.index("own spans")] = "none"
         forks = ", ".join(f"{n} {cause}" for cause, n in sorted(row.forks.items())) or ""
-        lines.append(f"| {row.framework} | {row.program} | {row.calls} | {' | '.join(cells)} | {forks} |")
-    return "\n".join(lines)
+        line = f"| {row.framework} | {row.program} | {row.calls} | {' | '.join(cells)} | {forks} |"
+        lines[row.framework, row.program] = line
+    return "\n".join([*head, *(line for _, line in sorted(lines.items()))])

@@ -36,6 +36,22 @@ async def test_closing_an_attempt_cancels_and_records_what_runs():
 
 
 @in_loop
+async def test_an_attempt_that_wants_many_answers_has_64_sampled_at_a_time_and_holds_nobody_up():
+    async with serving(ScriptedEngine(quick_tokenizer(), ["x"] * 101, paused=True)) as rig:
+        greedy, modest = await rig.attempt(), await rig.attempt()
+        many = asyncio.ensure_future(greedy.chat(n=100))
+        await until(lambda: rig.engine.running == 64)
+        one = asyncio.ensure_future(modest.chat())
+        await until(lambda: rig.engine.running == 65)
+        await asyncio.sleep(0.05)
+        assert rig.engine.running == 65
+        rig.engine.resume.set()
+        assert len((await many).choices) == 100
+        assert len((await one).choices) == 1
+        assert len(await greedy.close()) == 100
+
+
+@in_loop
 async def test_a_request_whose_body_comes_too_late_is_recorded_at_the_close():
     async with serving(["x"]) as rig:
         attempt = await rig.attempt()

@@ -18,6 +18,9 @@ from agl.trainer.gateway.stored_responses import StoredResponses
 from agl.trainer.gateway.turns import Turns
 from agl.trainer.http.auth import key_hash
 
+ANSWERS_AT_ONCE = 64
+"""Answers of one attempt that are sampled at the same time, however many choices its requests want."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
@@ -49,6 +52,8 @@ class Access:
         sessions: its conversations.
         responses: its stored responses, which a request of the Responses API can continue.
         turns: of its large requests.
+        answers: of those that are sampled at once. Answers that begin or end together are handled in one burst, for
+            which the requests of other attempts wait.
         request_count: requests received so far.
         pending: requests that are not recorded yet.
         calls: recorded calls. writes: the tasks that write them to the store.
@@ -67,6 +72,7 @@ class Access:
     sessions: Sessions = field(default_factory=Sessions)
     responses: StoredResponses = field(default_factory=StoredResponses)
     turns: Turns = field(default_factory=Turns)
+    answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(ANSWERS_AT_ONCE))
     request_count: int = 0
     pending: set[PendingRequest] = field(default_factory=set)
     calls: list[Call] = field(default_factory=list)

@@ -304,10 +304,9 @@ class Gateway:
             assert on_tokens is not None
             on_tokens(choice, ids)
 
-        completion = await served.engine.generate(
-            Request(choice.prompt, sampling, served.name, session, f"{access.rollout_id}/{access.attempt}"),
-            on_tokens=on_sampled if on_tokens else None,
-        )
+        asked = Request(choice.prompt, sampling, served.name, session, f"{access.rollout_id}/{access.attempt}")
+        async with access.answers:
+            completion = await served.engine.generate(asked, on_tokens=on_sampled if on_tokens else None)
         parsed = await _off_loop(
             completion.token_ids.size,
             served.rendering.parse,
