@@ -260,6 +260,29 @@ def train(
     write_json(json_file, facts)
 
 
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: agl sweep --over learning_rate=1e-5,1e-4 --seeds 3 -- --model tiny --tasks tasks.jsonl "
+    "--val val.jsonl --agent agent.py:agent --reward agent.py:reward",
+)
+def sweep(
+    arguments: Annotated[
+        list[str], typer.Argument(help="Options of `agl train`, after `--`.", metavar="-- OPTIONS...")
+    ],
+    over: Annotated[
+        list[str],
+        typer.Option(help="A setting of `agl train` and its values (repeatable).", metavar="NAME=VALUE,..."),
+    ],
+    seeds: Annotated[int, typer.Option(help="Runs of each combination, with seeds from 0.", min=1)] = 3,
+    directory: Annotated[Path, typer.Option(help="Directory of all runs.")] = Path("agl-runs/sweep"),
+    json_file: Json = None,
+) -> None:
+    """Train with every combination of some settings, and compare what each comes to over several seeds."""
+    from agl.trainer.cli.sweep import sweep as run_all
+
+    write_json(json_file, run_all(arguments, over, seeds, directory))
+
+
 def _validations(result: Any) -> Any:
     """The evaluation of the first and the last validation, if there is one."""
     from agl.errors import AglError
