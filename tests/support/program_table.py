@@ -39,7 +39,10 @@ _IDS = re.compile(
     r"|(?<=_)\d{16,20}\b"
 )
 _DURATIONS = re.compile(r'(?<=duration\\": )[\d.e-]+')
-_TIMES = re.compile(r"datetime\.datetime\([^()]*\)|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
+_TIMES = re.compile(
+    r"datetime\.datetime\([^()]*\)|\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT|\b1[789]\d{8}\.\d+"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?"
+)
 _VARIES = re.compile(r"time|duration|latency|thread|process|elapsed|\bpid\b|lineno|port", re.IGNORECASE)
 
 
