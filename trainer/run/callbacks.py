@@ -90,8 +90,8 @@ class Callback:
     Methods are plain functions, called one after another in a worker thread. The run waits for each of them, while
     rollouts in progress go on. One that raises ends the run after the step with its error; the checkpoint of the step
     is saved before. What `on_step`, `on_validation` and `on_checkpoint` return, numbers by name, is recorded with the
-    step: in the history, the store and every tracker. Names under "goal/" are what the run is about: the dashboard
-    shows them first.
+    step: in the history, the store and every tracker; those of `on_checkpoint` are not in the history of a run that is
+    resumed from that checkpoint. Names under "goal/" are what the run is about: the dashboard shows them first.
     """
 
     def on_start(self, run: RunView) -> None:

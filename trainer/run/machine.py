@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import psutil
-
 
 class Machine:
     """Counts from its making, and from each `since` on. Processes are this one and all that it has started."""
@@ -30,6 +28,8 @@ class Machine:
 
 def _usage() -> tuple[float, int]:
     """Seconds of processor time so far, and bytes of memory."""
+    import psutil  # of agl[local]: a run elsewhere has no steps of its own
+
     own = psutil.Process()
     seconds, memory = 0.0, 0
     for process in (own, *own.children(recursive=True)):
