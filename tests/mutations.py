@@ -95,6 +95,22 @@ MUTATIONS = (
         unit("trajectories", "test_a_failed_call_is_no_transition_but_is_counted"),
     ),
     Mutation(
+        "a tool's time counted again for the model that it asks",
+        "core/mdp/span_index.py",
+        "for s in spans if s.operation == semconv.EXECUTE_TOOL)]) - models\n",
+        "for s in spans if s.operation == semconv.EXECUTE_TOOL)])\n",
+        unit("trajectories", "test_every_second_of_an_attempt_went_somewhere_once"),
+    ),
+    Mutation(
+        "an attempt takes every row of the engine",
+        "trainer/gateway/gateway.py",
+        "        async with access.answers:\n",
+        "        if True:\n",
+        unit(
+            "gateway_requests", "test_an_attempt_that_wants_many_answers_has_64_sampled_at_a_time_and_holds_nobody_up"
+        ),
+    ),
+    Mutation(
         "later rewards are not discounted",
         "core/credit.py",
         "later = self.gamma * next_return[policy]\n",
