@@ -38,7 +38,7 @@ _IDS = re.compile(
     r"|(?<![0-9a-f])[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}(?![0-9a-f])|\b0x[0-9a-f]{6,}\b|\b[0-9a-f]{16,32}\b"
     r"|(?<=_)\d{16,20}\b"
 )
-_DURATIONS = re.compile(r'(?<=duration\\": )[\d.e-]+')
+_DURATIONS = re.compile(r"""(duration\\?["']?[:=] ?)[\d.e-]+""")
 _TIMES = re.compile(
     r"datetime\.datetime\([^()]*\)|\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT|\b1[789]\d{8}\.\d+"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?"
@@ -246,7 +246,7 @@ def _logprobs(model: Path, call: Call) -> np.ndarray[Any, Any]:
 
 def same(text: str) -> str:
     """The text without what differs from run to run: ids and times."""
-    return _TIMES.sub("TIME", _IDS.sub("ID", _DURATIONS.sub("DURATION", text)))
+    return _TIMES.sub("TIME", _IDS.sub("ID", _DURATIONS.sub(r"\1DURATION", text)))
 
 
 def requests_of(seen: Iterable[Seen]) -> Counter[str]:

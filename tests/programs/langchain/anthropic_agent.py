@@ -38,6 +38,6 @@ librarian = create_agent(
 )
 
 question = {"messages": [{"role": "user", "content": "Emma and Persuasion, please."}]}
-for token, metadata in librarian.stream(question, stream_mode="messages"):
-    if token.text:
-        print(f"{metadata['langgraph_node']}: {token.text}")
+stream = librarian.stream(question, stream_mode="messages")
+first, *tools, last = (f"{metadata['langgraph_node']}: {token.text}" for token, metadata in stream if token.text)
+print(first, *sorted(tools), last, sep="\n")  # both tools run at once
