@@ -39,7 +39,7 @@ class Outcome:
 
     reward: Any = None
     output: Any = None
-    grading_seconds: float | None = field(default=None, compare=False)
+    grading_seconds: float | None = field(default=None, compare=False, repr=False)
 
 
 class Tracer(Protocol):
