@@ -87,3 +87,21 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_trained(
     if "learning_rat=" in arguments[1]:
         assert "learning_rate" in done.stderr, "agl train's own error names what was meant"
         assert done.stderr.count("run 1 of 6") == 1
+
+
+def test_a_run_that_fails_is_counted_and_shown_last(tmp_path: Path) -> None:
+    """Of three combinations the second one fails at once: its learning rate is no number."""
+    (tmp_path / "tasks.jsonl").write_text('{"question": "x"}\n')
+    for value, reward in (("1e-5", 0.25), ("1e-4", 0.75)):
+        kept = tmp_path / "all" / f"learning_rate={value}_seed=0"
+        kept.mkdir(parents=True)
+        facts = {"measure": "val/reward", "reward": reward, "low": reward - 0.1, "high": reward + 0.1, "minutes": 2.0}
+        (kept / "facts.json").write_text(json.dumps(facts))
+    command = ("--over", "learning_rate=1e-5,fast,1e-4", "--seeds", 1, "--directory", "all")
+    done = sweep(tmp_path, *command, "--", "--model", "m", "--tasks", "tasks.jsonl")
+    assert done.returncode == 1
+    assert "1 runs failed; the same line tries them again" in done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["1e-4", "1e-5", "fast"]
+    assert rows[0][1:] == ["1", "0.750", "0.650", "to", "0.850", "2.0"]
+    assert rows[2][1:] == ["0", "-", "-", "-"]

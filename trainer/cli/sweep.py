@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: 
     Returns:
         Of each combination: "settings", "rewards" (the last held-out reward of each seed, or the last step's training
         reward without a validation), "mean", "low" and "high" (Student's 95 % interval over seeds; of one seed that of
-        its validation's tasks), "minutes" (of each seed), "directories".
+        its validation's tasks), "minutes", "directories" (of those that did not fail).
 
     Raises:
         ConfigError: a setting without values, twice, or one that the sweep sets itself; the first run failed.
@@ -121,7 +122,7 @@ def _show(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in (*names, "seeds", measured, "95 %", "minutes"):
         table.add_column(column, no_wrap=True, justify="left" if column in names else "right")
-    for row in sorted(rows, key=lambda row: -(row["mean"] if row["mean"] is not None else float("inf"))):
+    for row in sorted(rows, key=lambda row: -(row["mean"] if row["mean"] is not None else -math.inf)):
         mean = "-" if row["mean"] is None else f"{row['mean']:.3f}"
         interval = "-" if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
         minutes = f"{sum(row['minutes']) / len(row['minutes']):.1f}" if row["minutes"] else "-"
