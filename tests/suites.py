@@ -80,7 +80,8 @@ SUITES = (
             "tests/test_capabilities.py", "tests/test_history_processor.py", "tests/test_messages.py",
         ),
         known=(
-            "test_dynamic_model_id_is_resolved_once_per_run", "test_static_capability_model_id_reuses_agent_context_model",
+            "test_dynamic_model_id_is_resolved_once_per_run",
+            "test_static_capability_model_id_reuses_agent_context_model",
         ),
     ),
 )  # fmt: skip
