@@ -72,16 +72,16 @@ class SpanIndex:
         """Where the attempt's wall time went, in seconds; nothing without a root span.
 
         Returns:
-            "models": at least one had been asked. "tools": else, at least one ran. "grading": the reward function; of
-            an agent that rewards itself, its judges. "agent": the rest of the root span.
+            "models": at least one call to a model was open. "tools": else, at least one tool ran. "grading": the reward
+            function; of an agent that rewards itself, its judges. "agent": the rest of the root span.
         """
         if self.root is None:
             return {}
         spans = self.spans.values()
-        judges = [s for s in spans if semconv.UNTRAINED in s.attributes]
-        asked = [s for s in spans if s.operation == semconv.CHAT and semconv.UNTRAINED not in s.attributes]
-        models = _covered(asked)
-        tools = _covered([*asked, *(s for s in spans if s.operation == semconv.EXECUTE_TOOL)]) - models
+        judges = [s for s in spans if s.attributes.get(semconv.UNTRAINED)]
+        chats = [s for s in spans if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]
+        models = _covered(chats)
+        tools = _covered([*chats, *(s for s in spans if s.operation == semconv.EXECUTE_TOOL)]) - models
         grading = float(self.root.attributes.get(semconv.GRADING_SECONDS, _covered(judges)))
         agent = max(0.0, self.root.end - self.root.start - models - tools - grading)
         return {"models": models, "tools": tools, "grading": grading, "agent": agent}

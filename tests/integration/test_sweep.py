@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,7 @@ def test_a_run_that_fails_is_counted_and_shown_last(tmp_path: Path) -> None:
         kept = tmp_path / "all" / f"learning_rate={value}_seed=0"
         kept.mkdir(parents=True)
         facts = {"measure": "val/reward", "reward": reward, "low": reward - 0.1, "high": reward + 0.1, "minutes": 2.0}
+        facts["arguments"] = ["--model", "m", "--tasks", "tasks.jsonl"]
         (kept / "facts.json").write_text(json.dumps(facts))
     command = ("--over", "learning_rate=1e-5,fast,1e-4", "--seeds", 1, "--directory", "all")
     done = sweep(tmp_path, *command, "--", "--model", "m", "--tasks", "tasks.jsonl")
@@ -105,3 +109,36 @@ def test_a_run_that_fails_is_counted_and_shown_last(tmp_path: Path) -> None:
     assert [row[0] for row in rows] == ["1e-4", "1e-5", "fast"]
     assert rows[0][1:] == ["1", "0.750", "0.650", "to", "0.850", "2.0"]
     assert rows[2][1:] == ["0", "-", "-", "-"]
+    other = sweep(tmp_path, *command, "--", "--model", "another", "--tasks", "tasks.jsonl")
+    assert other.returncode == 1
+    assert "a run with other options of agl train is there" in other.stderr
+    assert "run 1 of" not in other.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.night
+def test_ctrl_c_saves_the_run_and_the_same_line_goes_on(untrained_model: Path, tmp_path: Path) -> None:
+    train = [30 if part == 1 else part for part in workspace(tmp_path, untrained_model)]
+    command = ["--over", "group_size=2", "--seeds", 1, "--directory", "all", "--json", "rows.json", "--", *train]
+    place = tmp_path / "all" / "group_size=2_seed=0"
+    with subprocess.Popen(
+        [*AGL, "sweep", *map(str, command)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        until = time.monotonic() + 200
+        while not [*place.glob("checkpoints/*")]:
+            assert running.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=200)
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    assert not (place / "facts.json").exists()
+    with sqlite3.connect(place / "run.db") as store:
+        assert store.execute("SELECT status FROM runs").fetchone() == ("stopped",), "it ended itself"
+    again = sweep(tmp_path, *command)
+    assert again.returncode == 0, again.stderr
+    steps = [e["step"] for e in json.loads((place / "result.json").read_text())["history"] if "train/reward" in e]
+    assert steps == [*range(1, 31)]
+    with sqlite3.connect(place / "run.db") as store:
+        assert store.execute("SELECT count(*) FROM runs").fetchone() == (1,), "resumed, and not begun again"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
+import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,14 @@ from rich.table import Table
 
 from agl.errors import ConfigError
 from agl.texts import printable
+from agl.trainer.launch import child
 from agl.trainer.report.explain import PIPED_WIDTH
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.report.terminal import console
 
 TRAIN = (sys.executable, "-c", "from agl.trainer.cli import main; main()", "train")
 FACTS = "facts.json"
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: Path) -> list[dict[str, Any]]:
@@ -36,7 +39,9 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: 
         its validation's tasks), "minutes", "directories" (of those that did not fail).
 
     Raises:
-        ConfigError: a setting without values, twice, or one that the sweep sets itself; the first run failed.
+        ConfigError: a setting without values, twice, or one that the sweep sets itself; runs of other arguments are in
+            the directory; the first run failed.
+        KeyboardInterrupt: Ctrl-C, after the run has saved its checkpoint.
     """
     grid = _grid(over)
     for name in ("--seed", "--directory", "--out", "--resume", "--json"):
@@ -44,9 +49,17 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: 
             raise ConfigError(f"{name} for agl train", hint="leave it out: the sweep sets it for each run")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     runs = [(settings, seed) for settings in combinations for seed in range(seeds)]
+    places = [
+        directory / "_".join([*(f"{name}={value}" for name, value in settings.items()), f"seed={seed}"])
+        for settings, seed in runs
+    ]
+    for place in places:
+        if (kept := place / FACTS).is_file() and json.loads(kept.read_text())["arguments"] != [*arguments]:
+            raise ConfigError(
+                "a run with other options of agl train is there", hint="name another --directory", path=place
+            )
     found: list[dict[str, Any]] = [{"settings": s, "runs": [], "directories": []} for s in combinations]
-    for number, (settings, seed) in enumerate(runs):
-        place = directory / "_".join([*(f"{name}={value}" for name, value in settings.items()), f"seed={seed}"])
+    for number, ((settings, seed), place) in enumerate(zip(runs, places, strict=True)):
         title = f"run {number + 1} of {len(runs)}: {', '.join(place.name.split('_'))}"
         facts = _trained(arguments, settings, seed, place, title)
         if facts is None and number == 0:
@@ -81,7 +94,11 @@ def _grid(over: Sequence[str]) -> dict[str, list[str]]:
 def _trained(
     arguments: Sequence[str], settings: Mapping[str, str], seed: int, place: Path, title: str
 ) -> dict[str, Any] | None:
-    """What a run has come to; None if it failed."""
+    """What a run has come to; None if it failed.
+
+    Raises:
+        KeyboardInterrupt: it was stopped.
+    """
     kept = place / FACTS
     print(printable(title), "(is there)" if kept.is_file() else "", file=sys.stderr, flush=True)
     if not kept.is_file():
@@ -90,13 +107,22 @@ def _trained(
         resume = ["--resume"] * (place / "checkpoints").is_dir()
         own = ["--seed", str(seed), "--directory", str(place), "--json", str(place / "result.json"), *resume]
         began = time.monotonic()
-        if subprocess.run([*TRAIN, *arguments, *assigned, *own], stdout=subprocess.DEVNULL, check=False).returncode:
+        ended = child.run([*TRAIN, *arguments, *assigned, *own], os.environ)
+        if ended.exit_status in _STOPPED:
+            raise KeyboardInterrupt
+        if ended.error is not None:
             return None
         facts = json.loads((place / "result.json").read_text(encoding="utf-8"))
         name = "val/reward" if any("val/reward" in entry for entry in facts["history"]) else "train/reward"
         last = next((e for e in reversed(facts["history"]) if name in e), {})
         ends = {end: last.get(f"{name}_{end}") for end in ("low", "high")}
-        short = {"measure": name, "reward": last.get(name), **ends, "minutes": (time.monotonic() - began) / 60}
+        short = {
+            "arguments": [*arguments],
+            "measure": name,
+            "reward": last.get(name),
+            **ends,
+            "minutes": (time.monotonic() - began) / 60,
+        }
         kept.write_text(json.dumps(short) + "\n", encoding="utf-8")
     return json.loads(kept.read_text(encoding="utf-8"))
 

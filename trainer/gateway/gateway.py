@@ -304,9 +304,9 @@ class Gateway:
             assert on_tokens is not None
             on_tokens(choice, ids)
 
-        asked = Request(choice.prompt, sampling, served.name, session, f"{access.rollout_id}/{access.attempt}")
+        to_sample = Request(choice.prompt, sampling, served.name, session, f"{access.rollout_id}/{access.attempt}")
         async with access.answers:
-            completion = await served.engine.generate(asked, on_tokens=on_sampled if on_tokens else None)
+            completion = await served.engine.generate(to_sample, on_tokens=on_sampled if on_tokens else None)
         parsed = await _off_loop(
             completion.token_ids.size,
             served.rendering.parse,
