@@ -87,6 +87,26 @@ def test_logprobs_are_those_of_a_full_forward_pass(architecture):
         np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", ["gemma2", "qwen2"])
+def test_decoding_in_padded_shapes_gives_the_same_logprobs(architecture):
+    """As on a GPU, where these shapes are recorded: rows that come late, leave early and outgrow their columns."""
+    model = tiny_model(architecture)
+    engine = engine_for(model, max_batch=5)
+    engine._slots = forward.SlotModel(engine._slots.model, DEVICE, None, 5, padded=True)
+    sizes = [3, 250, 40, 12, 255, 90, 7, 130]
+    asked = [np.random.default_rng(i).integers(0, VOCABULARY, size).astype(np.int32) for i, size in enumerate(sizes)]
+    samplings = [Sampling(max_tokens=4 + 7 * (i % 4), seed=i, temperature=0.9) for i in range(len(sizes))]
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        engine.submit(i, prompt, sampling)
+    answers, rows = {}, set[int]()
+    while engine.has_work:
+        answers |= {event.request_id: event.completion for event in engine.step() if isinstance(event, Finished)}
+        rows.add(len(engine._running))
+    assert rows >= {5, 3, 1}
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["autocast", "weights"])
 def test_half_precision_stays_near_the_full_forward_pass(kind):
     model, prompt, sampling = tiny_model(), prompts(1)[0], Sampling(max_tokens=12)
@@ -203,7 +223,7 @@ def test_memory_for_keys_and_values_is_what_training_leaves(model, monkeypatch):
 
 
 def test_a_prompt_longer_than_one_prefill_pass(model, monkeypatch):
-    monkeypatch.setattr("agl.trainer.local.engine.engine.PREFILL_TOKENS", 16)
+    monkeypatch.setattr("agl.trainer.local.engine.engine.PREFILL_TOKENS", {DEVICE.type: 16})
     engine, asked = engine_for(model), prompts(5, seed=4)
     for i, prompt in enumerate(asked):
         engine.submit(i, prompt, Sampling(max_tokens=5, seed=i))

@@ -296,7 +296,7 @@ def test_an_update_drops_the_prefixes_of_its_own_policy_alone(model):
 def test_a_pass_that_fails_ends_its_own_requests_alone(model, monkeypatch):
     engine = engine_for(model)
     fail_first_pass(engine, monkeypatch)
-    submit(engine, [text(PREFILL_TOKENS // 16, 8)] * 4)
+    submit(engine, [text(PREFILL_TOKENS["cpu"] // 16, 8)] * 4)
     (failed,) = engine.step()
     assert isinstance(failed, Failed)
     assert len(finish(engine)) == 3

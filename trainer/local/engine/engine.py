@@ -30,7 +30,7 @@ from agl.trainer.local.lora import Adapters
 from agl.trainer.local.memory import training_bytes
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
 
-PREFILL_TOKENS = 2048
+PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
 CHUNK_TOKENS = {"cpu": 32, "cuda": 256}
 """Prompt tokens of a row in one forward pass, and what requests share: whole chunks."""
@@ -117,6 +117,7 @@ class LocalEngine:
         self.max_batch = max_batch
         self.device = device
         self._chunk = CHUNK_TOKENS.get(device.type, CHUNK_TOKENS["cuda"])
+        self._prefill_tokens = PREFILL_TOKENS.get(device.type, PREFILL_TOKENS["cpu"])
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._tokenizer = tokenizer
@@ -254,12 +255,12 @@ class LocalEngine:
             number = slots.cache_for(ids.size)
             slots.caches[number].reserve(1, ids.size, 0)
             logits = []
-            for start in range(0, split, PREFILL_TOKENS):
-                part = ids[start : min(split, start + PREFILL_TOKENS)]
+            for start in range(0, split, self._prefill_tokens):
+                part = ids[start : min(split, start + self._prefill_tokens)]
                 logits.append(slots.prefill(number, 0, [part], [start], [policy], keep=0)[0])
             slots.begin_decode([split], [policy], [int(n == number) for n in range(number + 1)])
             tokens = torch.from_numpy(ids).to(self.device)
-            logits += [slots.decode(tokens[t : t + 1]) for t in range(split, ids.size - 1)]
+            logits += [slots.decode(tokens[t : t + 1]).clone() for t in range(split, ids.size - 1)]
             logprobs = torch.log_softmax(torch.cat(logits).float() / temperature, dim=-1)
             return logprobs.gather(1, tokens[1:, None])[:, 0].cpu().numpy()
 
@@ -396,9 +397,10 @@ class LocalEngine:
         """
         while longer := sum(row.ids.size - row.cached > self._chunk for row in rows):
             first = len(rows) - longer
-            for at in range(first, len(rows), max(1, PREFILL_TOKENS // self._chunk)):
-                self._compute(base, rows, at, min(at + max(1, PREFILL_TOKENS // self._chunk), len(rows)))
-        groups = list(_groups([row.ids.size - row.cached for row in rows]))
+            together = max(1, self._prefill_tokens // self._chunk)
+            for at in range(first, len(rows), together):
+                self._compute(base, rows, at, min(at + together, len(rows)))
+        groups = list(_groups([row.ids.size - row.cached for row in rows], self._prefill_tokens))
         return torch.cat([self._compute(base, rows, first, last) for first, last in groups])
 
     def _compute(self, base: int, rows: Sequence[_Row], first: int, last: int) -> Tensor:
@@ -518,12 +520,12 @@ class LocalEngine:
         return Completion(tokens, logprobs, reason, row.version, row.top, row.reused or 0)
 
 
-def _groups(widths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Split rows by how many tokens they need into passes [first, last) of little padding and bounded size."""
+def _groups(widths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
+    """Split rows by how many tokens they need into passes [first, last) of little padding and at most `tokens`."""
     first = 0
     for last in range(1, len(widths) + 1):
         widest, narrowest = max(widths[first : last + 1]), min(widths[first : last + 1])
-        if last == len(widths) or (last + 1 - first) * widest > PREFILL_TOKENS or widest > 2 * narrowest + 16:
+        if last == len(widths) or (last + 1 - first) * widest > tokens or widest > 2 * narrowest + 16:
             yield first, last
             first = last
 

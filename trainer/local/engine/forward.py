@@ -18,7 +18,8 @@ from transformers.cache_utils import Cache
 
 from agl.trainer.local.attention import attention
 from agl.trainer.local.engine.attention import GROUPED, agrees
-from agl.trainer.local.engine.kv_cache import JoinedCache, SlotCache, probe_shape
+from agl.trainer.local.engine.graphs import Graphs
+from agl.trainer.local.engine.kv_cache import LENGTH_BLOCK, JoinedCache, SlotCache, probe_shape
 from agl.trainer.local.engine.linear import favour_few_rows
 from agl.trainer.local.lora import Adapters
 
@@ -41,6 +42,8 @@ class SlotModel:
         max_slots: how many rows there can be.
         adapters: of the policies on the model, when it has any.
         like: slots of the same model, whose attention is copied.
+        padded: decode in few shapes that come again, so that a GPU can replay what it recorded, all rows in one cache;
+            None: on a GPU.
 
     Attributes:
         caches: for rows of up to `longest` tokens each, the shortest first.
@@ -54,6 +57,7 @@ class SlotModel:
         max_slots: int,
         adapters: Adapters | None = None,
         like: SlotModel | None = None,
+        padded: bool | None = None,
     ) -> None:
         self.model = model
         self._adapters = adapters
@@ -62,14 +66,18 @@ class SlotModel:
         self._attention = like._attention if like else model.config._attn_implementation
         if like is None and device.type == "cpu":
             favour_few_rows(model)
-        if like is None and device.type == "cpu" and self._attention == "eager" and agrees(model, device):
+        plain = ("eager",) if device.type == "cpu" else ("eager", "sdpa")
+        if like is None and self._attention in plain and agrees(model, device):
             self._attention = GROUPED
         self.shape = probe_shape(model, device, autocast)
-        steps = 6 if self._attention == GROUPED else 0
+        self._padded = device.type == "cuda" if padded is None else padded
+        steps = 6 if self._attention == GROUPED and not self._padded else 0
         self.longest = [*(SHORTEST * FACTOR**step for step in range(steps)), sys.maxsize]
         self.caches = [SlotCache(self.shape, max_slots) for _ in self.longest]
         self._hidden = torch.finfo(self.shape.dtype).min
         self._decoding: list[_Decoding] = []
+        self._graphs = Graphs(device)
+        self._graphs_of = 0
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -87,6 +95,7 @@ class SlotModel:
 
     def release(self) -> None:
         """Give the memory of all caches back."""
+        self._graphs.clear()
         for cache in self.caches:
             cache.release()
 
@@ -119,17 +128,12 @@ class SlotModel:
             positions[i, width - row.size :] = np.arange(start, start + row.size)
         window = rounded(int(positions[:, -1].max()) + 1, cache)
         at = torch.from_numpy(positions).to(self.device)
-        last = first + len(ids)
-        cache.aim(first, last, window, cache.places(torch.arange(first, last, device=self.device), at))
-        # A padded query sees column 0, so that its softmax is finite; nobody reads its output.
-        at = at.clamp_(min=0)
-        mask = visible(at, window, self._hidden, self.shape.dtype)
-        return self._run(torch.from_numpy(tokens).to(self.device), at, mask, cache, policies, keep)
+        return self._compute(cache, first, torch.from_numpy(tokens).to(self.device), at, window, policies, keep)
 
     def begin_decode(self, lengths: Sequence[int], policies: Sequence[str], rows: Sequence[int]) -> None:
         """The next `decode` feeds the rows in slots 0.. of each cache, as many as `rows` says of it, the first cache's
         first; they hold `lengths` tokens and are those policies'."""
-        self._policies = list(policies)
+        self._policies, self._columns = list(policies), max(lengths)
         self._positions = torch.tensor(lengths, device=self.device)[:, None] - 1
         ends = np.cumsum(rows).tolist()
         self._decoding = [
@@ -141,11 +145,52 @@ class SlotModel:
     def decode(self, tokens: Tensor) -> Tensor:
         """Feed one token [B] to each row; the logits that follow, [B, V]."""
         self._positions.add_(1)
+        self._columns += 1
+        if self._padded and len({*self._policies}) == 1:
+            return self._decode_padded(tokens)
         for part in self._decoding:
             part.advance()
         caches, masks = [part.cache for part in self._decoding], [part.mask for part in self._decoding]
         cache = caches[0] if len(caches) == 1 else JoinedCache(caches, masks)
         return self._run(tokens[:, None], self._positions, masks[-1], cache, self._policies, 1)[:, -1]
+
+    def _decode_padded(self, tokens: Tensor) -> Tensor:
+        """`decode` for a power of two of rows, those beyond the last being padding, and columns in coarse steps."""
+        n, [cache] = len(tokens), self.caches
+        rows = 1 << (n - 1).bit_length()
+        block = max(LENGTH_BLOCK, 1 << self._columns.bit_length() - 4)
+        window = -(-self._columns // block) * block
+        cache.reserve(rows, window, n)
+        if cache.generation != self._graphs_of:
+            self._graphs.clear()
+            self._graphs_of = cache.generation
+
+        def compute(tokens: Tensor, positions: Tensor) -> Tensor:
+            return self._compute(cache, 0, tokens, positions, window, self._policies[:1] * rows, 1)[:, -1]
+
+        inputs = torch.nn.functional.pad(torch.stack([tokens, self._positions[:, 0]]), (0, rows - n), value=-1)
+        return self._graphs.run(
+            (rows, window, self._policies[0]), compute, inputs[0, :, None].clamp(min=0), inputs[1, :, None]
+        )[:n]
+
+    def _compute(
+        self,
+        cache: SlotCache,
+        first: int,
+        tokens: Tensor,
+        positions: Tensor,
+        window: int,
+        policies: Sequence[str],
+        keep: int,
+    ) -> Tensor:
+        """Compute tokens [n, q] at `positions` of the rows in slots `first`.., which see `window` columns. A negative
+        position is padding."""
+        slots = torch.arange(first, first + len(tokens), device=self.device)
+        cache.aim(first, first + len(tokens), window, cache.places(slots, positions))
+        # A padded query sees column 0, so that its softmax is finite; nobody reads its output.
+        at = positions.clamp(min=0)
+        mask = visible(at, window, self._hidden, self.shape.dtype)
+        return self._run(tokens, at, mask, cache, policies, keep)
 
     def _run(
         self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, policies: Sequence[str], keep: int

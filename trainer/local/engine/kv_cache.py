@@ -73,6 +73,9 @@ class SlotCache(Cache):
 
     `aim` says which slots, how many columns and which places the next forward pass reads and writes. The last slot is
     scratch: padding is written there.
+
+    Attributes:
+        generation: another number whenever the buffers are others.
     """
 
     def __init__(self, shape: KVShape, max_slots: int) -> None:
@@ -80,7 +83,7 @@ class SlotCache(Cache):
         self.shape = shape
         self.max_slots = max_slots
         self.slots = 0
-        self.length = 0
+        self.length = self.generation = 0
         self._views: tuple[Tensor, ...] = ()
         self._aimed: tuple[int, int, int] | None = None
         self.release()
@@ -105,6 +108,7 @@ class SlotCache(Cache):
         shape = self.shape
         # What is read and written refers to the old ones.
         self._aimed, self._views, self._flat = None, (), ()
+        self.generation += 1
         self._buffers = []
         if not used:
             old.clear()
