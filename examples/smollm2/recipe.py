@@ -6,10 +6,13 @@ import argparse
 import json
 import re
 import resource
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 import agl
 from agl.testing.provider import Script, serve
@@ -52,6 +55,7 @@ class Claim:
 
 def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any]:
     """Train and measure it; what came of it is in `result.json` of the run's directory."""
+    started = time.monotonic()
     out: Path = options.out or Path("runs") / f"smollm2-{name}-{options.seed}"
     model = options.model or smollm2()
     n_heldout = 4 if options.short else len(claim.heldout)
@@ -100,6 +104,8 @@ def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any
         "rollouts": sum(entry.get("train/rollouts", 0) for entry in result.history),
         "imitated": len(claim.recorded),
         "minutes": round(used / 60, 1),
+        "elapsed_minutes": round((time.monotonic() - started) / 60, 1),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "store": result.store,
         "policy": str(result.policy),
     }

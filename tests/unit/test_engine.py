@@ -223,7 +223,7 @@ def test_memory_for_keys_and_values_is_what_training_leaves(model, monkeypatch):
 
 
 def test_a_prompt_longer_than_one_prefill_pass(model, monkeypatch):
-    monkeypatch.setattr("agl.trainer.local.engine.engine.PREFILL_TOKENS", {DEVICE.type: 16})
+    monkeypatch.setattr("agl.trainer.local.engine.engine.PREFILL_TOKENS", {"cpu": 16, DEVICE.type: 16})
     engine, asked = engine_for(model), prompts(5, seed=4)
     for i, prompt in enumerate(asked):
         engine.submit(i, prompt, Sampling(max_tokens=5, seed=i))

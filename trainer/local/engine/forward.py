@@ -25,6 +25,8 @@ from agl.trainer.local.lora import Adapters
 
 WINDOW_BLOCK = 16
 """The number of columns that attention reads grows in these steps, so that most steps reuse the last one's views."""
+FEW_TOKENS, FEWEST = 2048, 16
+"""A GPU computes up to so many tokens in less time than it takes to launch the pass; fewest columns of such a one."""
 SHORTEST, FACTOR = 512, 4
 """Tokens of a row in the first cache, and by how much a row of the next may be longer."""
 
@@ -119,16 +121,24 @@ class SlotModel:
         Returns:
             Logits [rows, columns, V].
         """
-        cache = self.caches[number]
-        width = max(row.size for row in ids)
-        tokens = np.zeros((len(ids), width), np.int64)
-        positions = np.full((len(ids), width), -1, np.int64)
+        cache, rows, width = self.caches[number], len(ids), max(row.size for row in ids)
+        columns = max(start + row.size for start, row in zip(starts, ids, strict=True))
+        recorded = self._padded and len({*policies}) == 1 and rows * width <= FEW_TOKENS and keep == 1
+        n, slots = rows, [*range(first, first + rows)]
+        if recorded:
+            rows, width = power_of_two(rows), max(FEWEST, power_of_two(width))
+            slots += [cache.slots] * (rows - n)
+        tokens = np.zeros((rows, width), np.int64)
+        positions = np.full((rows, width), -1, np.int64)
         for i, (row, start) in enumerate(zip(ids, starts, strict=True)):
             tokens[i, width - row.size :] = row
             positions[i, width - row.size :] = np.arange(start, start + row.size)
-        window = rounded(int(positions[:, -1].max()) + 1, cache)
-        at = torch.from_numpy(positions).to(self.device)
-        return self._compute(cache, first, torch.from_numpy(tokens).to(self.device), at, window, policies, keep)
+        inputs = [torch.from_numpy(array).to(self.device) for array in (tokens, positions)]
+        if not recorded:
+            return self._compute(cache, slice(first, first + n), rounded(columns, cache), policies, keep, *inputs)
+        at = torch.tensor(slots, device=self.device)
+        window = min(coarse(columns), cache.length)
+        return self._replayed(cache, at, window, policies[0], *inputs)[:n].clone()
 
     def begin_decode(self, lengths: Sequence[int], policies: Sequence[str], rows: Sequence[int]) -> None:
         """The next `decode` feeds the rows in slots 0.. of each cache, as many as `rows` says of it, the first cache's
@@ -157,36 +167,41 @@ class SlotModel:
     def _decode_padded(self, tokens: Tensor) -> Tensor:
         """`decode` for a power of two of rows, those beyond the last being padding, and columns in coarse steps."""
         n, [cache] = len(tokens), self.caches
-        rows = 1 << (n - 1).bit_length()
-        block = max(LENGTH_BLOCK, 1 << self._columns.bit_length() - 4)
-        window = -(-self._columns // block) * block
+        rows, window = power_of_two(n), coarse(self._columns)
         cache.reserve(rows, window, n)
+        inputs = torch.nn.functional.pad(torch.stack([tokens, self._positions[:, 0]]), (0, rows - n), value=-1)
+        new, at = inputs[:, :, None]
+        return self._replayed(cache, slice(0, rows), window, self._policies[0], new.clamp(min=0), at)[:n, -1]
+
+    def _replayed(
+        self, cache: SlotCache, slots: slice | Tensor, window: int, policy: str, tokens: Tensor, positions: Tensor
+    ) -> Tensor:
+        """The logits after the last column of `_compute`, which the next call overwrites."""
         if cache.generation != self._graphs_of:
             self._graphs.clear()
             self._graphs_of = cache.generation
+        tensors = (tokens, positions, slots) if isinstance(slots, Tensor) else (tokens, positions)
 
-        def compute(tokens: Tensor, positions: Tensor) -> Tensor:
-            return self._compute(cache, 0, tokens, positions, window, self._policies[:1] * rows, 1)[:, -1]
+        def compute(tokens: Tensor, positions: Tensor, *some: Tensor) -> Tensor:
+            chosen = some[0] if some else slots
+            return self._compute(cache, chosen, window, [policy] * len(tokens), 1, tokens, positions)
 
-        inputs = torch.nn.functional.pad(torch.stack([tokens, self._positions[:, 0]]), (0, rows - n), value=-1)
-        return self._graphs.run(
-            (rows, window, self._policies[0]), compute, inputs[0, :, None].clamp(min=0), inputs[1, :, None]
-        )[:n]
+        return self._graphs.run((len(tensors), *tokens.shape, window, policy), compute, *tensors)
 
     def _compute(
         self,
         cache: SlotCache,
-        first: int,
-        tokens: Tensor,
-        positions: Tensor,
+        slots: slice | Tensor,
         window: int,
         policies: Sequence[str],
         keep: int,
+        tokens: Tensor,
+        positions: Tensor,
     ) -> Tensor:
-        """Compute tokens [n, q] at `positions` of the rows in slots `first`.., which see `window` columns. A negative
-        position is padding."""
-        slots = torch.arange(first, first + len(tokens), device=self.device)
-        cache.aim(first, first + len(tokens), window, cache.places(slots, positions))
+        """Compute tokens [n, q] at `positions`, of the rows in n slots, which see `window` columns. Negative positions are
+        padding."""
+        every = torch.arange(slots.start, slots.stop, device=self.device) if isinstance(slots, slice) else slots
+        cache.aim(slots, window, cache.places(every, positions))
         # A padded query sees column 0, so that its softmax is finite; nobody reads its output.
         at = positions.clamp(min=0)
         mask = visible(at, window, self._hidden, self.shape.dtype)
@@ -238,7 +253,18 @@ class _Decoding:
             self._places.add_(1)
             self._newest.add_(1)
             self._flat_mask.index_fill_(0, self._newest, 0.0)
-        self.cache.aim(0, rows, self._window, self._places)
+        self.cache.aim(slice(0, rows), self._window, self._places)
+
+
+def power_of_two(n: int) -> int:
+    """The next one that is no less."""
+    return 1 << (n - 1).bit_length()
+
+
+def coarse(columns: int) -> int:
+    """So many columns, rounded up to one of a few numbers: at most an eighth more, or `LENGTH_BLOCK`."""
+    block = max(LENGTH_BLOCK, power_of_two(columns) // 16)
+    return -(-columns // block) * block
 
 
 def rounded(columns: int, cache: SlotCache) -> int:

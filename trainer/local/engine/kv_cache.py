@@ -85,7 +85,7 @@ class SlotCache(Cache):
         self.slots = 0
         self.length = self.generation = 0
         self._views: tuple[Tensor, ...] = ()
-        self._aimed: tuple[int, int, int] | None = None
+        self._aimed: tuple[slice, int] | None = None
         self.release()
 
     def release(self) -> None:
@@ -128,12 +128,14 @@ class SlotCache(Cache):
         row = slot[:, None, :] * self.shape.heads + heads[None, :, None]
         return (row * self.length + positions.clamp(min=0)[:, None, :]).view(-1)
 
-    def aim(self, first: int, last: int, window: int, places: Tensor) -> None:
-        """The next forward pass reads columns 0..window-1 of slots first..last-1 and writes to `places`."""
-        self._places = places
-        if self._aimed != (first, last, window):
-            self._aimed = (first, last, window)
-            self._views = tuple(half[first:last, :, :window] for buffer in self._buffers for half in buffer)
+    def aim(self, slots: slice | Tensor, window: int, places: Tensor) -> None:
+        """The next forward pass reads columns 0..window-1 of these slots, copied if they are a tensor, and writes to
+        `places`."""
+        every = slots if isinstance(slots, slice) else slice(0, self.slots + 1)
+        self._places, self._picked = places, None if isinstance(slots, slice) else slots
+        if self._aimed != (every, window):
+            self._aimed = (every, window)
+            self._views = tuple(half[every, :, :window] for buffer in self._buffers for half in buffer)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any):
         """Write this pass's keys and values [n, heads, q, head_dim] and return all that its rows attend to."""
@@ -142,11 +144,14 @@ class SlotCache(Cache):
             key_states, value_states = key_states.to(shape.dtype), value_states.to(shape.dtype)
         self._flat[at].index_copy_(0, self._places, key_states.reshape(-1, shape.head_dim))
         self._flat[at + 1].index_copy_(0, self._places, value_states.reshape(-1, shape.head_dim))
-        return self._views[at], self._views[at + 1]
+        keys, values = self._views[at : at + 2]
+        if self._picked is None:
+            return keys, values
+        return keys.index_select(0, self._picked), values.index_select(0, self._picked)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns that the next pass reads."""
-        return self._aimed[2] if self._aimed else 0
+        return self._aimed[1] if self._aimed else 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """(columns, offset), for models that call this although they have a mask."""
