@@ -1,12 +1,15 @@
 """Spans of OpenAI Agents runs: `invoke_agent` for agents, `chat` for model calls, `execute_tool` for tools.
 
-Hook: a `TracingProcessor` next to the user's, and `set_trace_provider` so that switching the SDK's tracing off does
-not switch the processor off (openai-agents >= 0.20, < 1). The SDK's tool spans carry no call id: a tool's run is
-joined to the call with its name and arguments in the last answer of the same agent's run. They carry no MCP `isError`
-either: `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it. Of an
-exception that a tool's failure handler turns into a result, its spans keep no more than that there was one:
-`SpanImpl.set_error`, which is called while it is handled, is patched to keep it. `AgentRunner.run` and `run_streamed`
-are patched to find a trace provider that the program has set in the meantime.
+Hook: `start`, `finish` and `set_error` of the SDK's spans (openai-agents >= 0.20, < 1), of those that record nothing,
+too: users without an OpenAI key switch the SDK's tracing off. Such a span stays what it is to the SDK and to the user's
+processors, and no provider is set. A run whose tracing is off makes no spans for tools and puts no answers into its
+spans: `with_tool_function_span` and `ModelTracing.include_data` are patched, and `create_trace_for_run`, to keep the
+group.
+
+The SDK's tool spans carry no call id: a tool's run is joined to the call with its name and arguments in the last answer
+of the same agent's run. They carry no MCP `isError` either: `MCPUtil._extract_custom_data`, which every MCP result
+passes where it exists, is patched to read it. Of an exception that a tool's failure handler turns into a result, its
+spans keep no more than that there was one: `set_error`, which is called while it is handled, keeps it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ from __future__ import annotations
 import contextvars
 import dataclasses
 import functools
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,11 +25,14 @@ from typing import Any, ClassVar, NamedTuple
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.runnable import handles, runnable
-from agl.adapters.patching import Around, Patches
+from agl.adapters.patching import Patches
 from agl.adapters.scopes import place
 from agl.messages import ToolCall
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
+
+_NOOP = "no-op"
+"""The id of spans and traces that record nothing."""
 
 
 class OpenAIAgentsTracer(InstrumentedTracer):
@@ -47,26 +52,29 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
-        from agents.run import AgentRunner
-        from agents.tracing.spans import SpanImpl
+        from agents import run
+        from agents.models.interface import ModelTracing
+        from agents.run_internal import run_loop, tool_actions, tool_execution
+        from agents.tracing import context
+        from agents.tracing.spans import NoOpSpan, SpanImpl
 
-        from agl.adapters.openai_agents import provider
-
-        processor = _processor_class()()
-        self._provider = processor.provider = provider.install(processor)
-        self._unwatch = _watch_mcp(processor)
+        spans = _Spans()
+        self._unwatch = _watch_mcp(spans)
         self._patches = Patches()
-        self._patches.method(SpanImpl, "set_error", _keeping_exceptions(processor))
-        # `run_sync` calls the first.
-        self._patches.method(AgentRunner, "run", _behind(self._provider, _hidden))
-        self._patches.method(AgentRunner, "run_streamed", _behind(self._provider, _hidden_stream))
+        for cls in (SpanImpl, NoOpSpan):
+            self._patches.method(cls, "start", spans.starting)
+            self._patches.method(cls, "finish", spans.finishing)
+            self._patches.method(cls, "set_error", spans.failing)
+        self._patches.method(run_loop, "get_model_tracing_impl", _as_configured)
+        self._patches.method(ModelTracing, "include_data", _including)
+        for module in (context, run):
+            self._patches.method(module, "create_trace_for_run", _grouped)
+        for module in (tool_execution, tool_actions):
+            self._patches.method(module, "with_tool_function_span", _with_tool_span)
 
     def _restore(self) -> None:
-        from agl.adapters.openai_agents import provider
-
         self._unwatch()
         self._patches.restore()
-        provider.uninstall(self._provider)
 
 
 @dataclass(eq=False)
@@ -108,6 +116,7 @@ class _Open:
         run: the run of the surrounding agent.
         handled: the exception that was being handled when it started, which is not an error of this span.
         failed: whether its tool reported a failure that the SDK does not record.
+        error: what the SDK recorded as its error.
         told: the exception of its tool that the SDK told the model.
     """
 
@@ -116,89 +125,113 @@ class _Open:
     run: _Run
     handled: BaseException | None
     failed: bool = False
+    error: Any = None
     told: BaseException | None = None
 
 
-@functools.cache
-def _processor_class() -> Any:
-    """Made late, so that importing the adapter does not import the framework."""
-    from agents.tracing import TracingProcessor
+class _Spans:
+    """The SDK's spans that are open inside rollouts."""
 
-    class Processor(TracingProcessor):
-        def __init__(self) -> None:
-            self.open: dict[str, _Open] = {}
-            self.groups: dict[str, str | None] = {}
-            """Trace id -> its group, which stands for a conversation."""
-            self.provider: Any = None
+    def __init__(self) -> None:
+        self._open: dict[Any, _Open] = {}
 
-        def on_trace_start(self, trace: Any) -> None:
-            for span_id in [i for i, o in list(self.open.items()) if o.around.rollout.closed]:
-                self.open.pop(span_id, None)
-            self.groups[trace.trace_id] = getattr(trace, "group_id", None)
+    def get(self, span: Any) -> _Open | None:
+        """What is known of a span, or of the span with that id."""
+        # All spans that record nothing have the same id.
+        id = span if isinstance(span, str | None) else span.span_id
+        return self._open.get(span if id == _NOOP else id)
 
-        def on_trace_end(self, trace: Any) -> None:
-            self.provider.forget(trace.trace_id)
-            self.groups.pop(trace.trace_id, None)
+    def starting(self, start: Callable[..., None]) -> Callable[..., None]:
+        """Make a scope of each span that starts."""
+        from agents.tracing.scope import Scope as Current
 
-        def on_span_start(self, span: Any) -> None:
-            if not self.open and tracing.idle():
-                return
-            outer = self.open.get(span.parent_id)
-            parent = place(outer.around if outer is not None else None, [o.scope for o in list(self.open.values())])
-            if parent is None:
-                return
-            data = span.span_data
-            scope, run = None, outer.run if outer is not None else _Run()
-            if data.type == "agent":
-                run = _Run()
-                # The rollout's root span already stands for the wrapped agent.
-                if parent.parent is not None or parent.agent != data.name:
-                    scope = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
-            elif data.type in ("response", "generation"):
-                facts = _request_facts(data) | {semconv.CONVERSATION_ID: self.groups.get(span.trace_id)}
-                scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=facts)
-            elif data.type == "handoff":
-                scope = tracing.start(semconv.HANDOFF, "", parent=parent)
-            elif data.type == "function":
-                attributes = {semconv.TOOL_NAME: data.name}
-                scope = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
-            self.open[span.span_id] = _Open(scope or parent, scope, run, sys.exception())
+        @functools.wraps(start)
+        def begin(span: Any, *args: Any, **kwargs: Any) -> None:
+            new, outer = span.started_at is None and self.get(span) is None, Current.get_current_span()
+            start(span, *args, **kwargs)
+            # Spans outside of a trace are nobody's; a program may use the SDK's models by themselves.
+            if new and not (tracing.idle() and not self._open) and (trace := Current.get_current_trace()) is not None:
+                self._start(span, outer if span.span_id == _NOOP else span.parent_id, trace)
 
-        def on_span_end(self, span: Any) -> None:
-            self.provider.forget(span.span_id)
-            opened = self.open.pop(span.span_id, None)
-            if opened is None or opened.scope is None:
-                return
-            data, content = span.span_data, opened.scope.rollout.capture_content
-            attributes: dict[str, Any] = {}
-            if data.type == "function":
-                attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
-                if content:
-                    attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
-                    attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _output_text(data.output)
-            elif data.type == "handoff" and data.to_agent:
-                opened.scope.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
-                attributes = {
-                    semconv.HANDOFF_FROM: data.from_agent,
-                    semconv.HANDOFF_TO: data.to_agent,
-                    semconv.TOOL_CALL_ID: opened.run.claim_handoff(data.to_agent),
-                }
-            elif data.type in ("response", "generation"):
-                answer = _answer(data)
-                opened.run.calls = [*answer.tool_calls()]
-                attributes = answer.facts(content)
-            tracing.end(opened.scope, error=_error(span, opened, content), attributes=attributes)
+        return begin
 
-        def shutdown(self) -> None:
-            pass
+    def finishing(self, finish: Callable[..., None]) -> Callable[..., None]:
+        """End the scope of each span that ends."""
 
-        def force_flush(self) -> None:
-            pass
+        @functools.wraps(finish)
+        def end(span: Any, *args: Any, **kwargs: Any) -> None:
+            if self._open:
+                self._end(span)
+            finish(span, *args, **kwargs)
 
-    return Processor
+        return end
+
+    def failing(self, set_error: Callable[..., None]) -> Callable[..., None]:
+        """Keep the error of a span, and of a tool's span the exception that is being handled meanwhile."""
+
+        @functools.wraps(set_error)
+        def recorded(span: Any, error: Any, *args: Any, **kwargs: Any) -> None:
+            if (opened := self.get(span)) is not None:
+                opened.error, exception = error, sys.exception()
+                if span.span_data.type == "function" and exception is not opened.handled:
+                    opened.told = exception
+            set_error(span, error, *args, **kwargs)
+
+        return recorded
+
+    def _start(self, span: Any, outer: Any, trace: Any) -> None:
+        around = self.get(outer)
+        if around is None:
+            for key in [key for key, opened in list(self._open.items()) if opened.around.rollout.closed]:
+                self._open.pop(key, None)
+        parent = place(around.around if around else None, [opened.scope for opened in list(self._open.values())])
+        if parent is None:
+            return
+        data = span.span_data
+        scope, run = None, around.run if around is not None else _Run()
+        if data.type == "agent":
+            run = _Run()
+            # The rollout's root span already stands for the wrapped agent.
+            if parent.parent is not None or parent.agent != data.name:
+                scope = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
+        elif data.type in ("response", "generation"):
+            facts = _request_facts(data) | {semconv.CONVERSATION_ID: getattr(trace, "group_id", None)}
+            scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=facts)
+        elif data.type == "handoff":
+            scope = tracing.start(semconv.HANDOFF, "", parent=parent)
+        elif data.type == "function":
+            attributes = {semconv.TOOL_NAME: data.name}
+            scope = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
+        self._open[span if span.span_id == _NOOP else span.span_id] = _Open(
+            scope or parent, scope, run, sys.exception()
+        )
+
+    def _end(self, span: Any) -> None:
+        opened = self._open.pop(span if span.span_id == _NOOP else span.span_id, None)
+        if opened is None or opened.scope is None:
+            return
+        data, content = span.span_data, opened.scope.rollout.capture_content
+        attributes: dict[str, Any] = {}
+        if data.type == "function":
+            attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
+            if content:
+                attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
+                attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _output_text(data.output)
+        elif data.type == "handoff" and data.to_agent:
+            opened.scope.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
+            attributes = {
+                semconv.HANDOFF_FROM: data.from_agent,
+                semconv.HANDOFF_TO: data.to_agent,
+                semconv.TOOL_CALL_ID: opened.run.claim_handoff(data.to_agent),
+            }
+        elif data.type in ("response", "generation"):
+            answer = _answer(data)
+            opened.run.calls = [*answer.tool_calls()]
+            attributes = answer.facts(content)
+        tracing.end(opened.scope, error=_error(span, opened, content), attributes=attributes)
 
 
-def _watch_mcp(processor: Any) -> Callable[[], None]:
+def _watch_mcp(spans: _Spans) -> Callable[[], None]:
     """Record the failures that MCP servers report, which the SDK passes to the model like other results.
 
     Returns a function that removes the hook. Releases without the patched method do not report such failures.
@@ -213,7 +246,7 @@ def _watch_mcp(processor: Any) -> Callable[[], None]:
     @functools.wraps(original.__func__)
     async def extract(cls: Any, *args: Any, result: Any, **kwargs: Any) -> Any:
         span = get_current_span()
-        opened = processor.open.get(span.span_id) if span is not None else None
+        opened = spans.get(span)
         if opened is not None and (getattr(result, "is_error", None) or getattr(result, "isError", None)):
             opened.failed = True
         return await original.__get__(None, cls)(*args, result=result, **kwargs)
@@ -228,63 +261,54 @@ def _watch_mcp(processor: Any) -> Callable[[], None]:
     return unwatch
 
 
-def _behind(provider: Any, hidden: Callable[[Any, Callable[[], Any]], Any]) -> Around:
-    """Have the program's own trace provider behind the adapter's when a run begins, whenever it was set. A run whose
-    own `RunConfig` switches tracing off is traced for the adapter alone, by `hidden`."""
-    from agents.tracing import get_current_trace
-    from agents.version import __version__ as version
-
-    # Before, a run inside of a trace is traced whatever its configuration says.
-    masks = [*map(int, re.findall(r"\d+", version)[:2])] >= [0, 24]
-
-    def around(run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
-        def begin(*args: Any, **kwargs: Any) -> Any:
-            if tracing.idle():
-                return run(*args, **kwargs)
-            provider.stay()
-            config = kwargs.get("run_config")
-            if config is None or not config.tracing_disabled or not (masks or get_current_trace() is None):
-                return run(*args, **kwargs)
-            kwargs["run_config"] = dataclasses.replace(config, tracing_disabled=False)
-            trace = provider.hidden_trace(config.workflow_name, group_id=config.group_id)
-            return hidden(trace, lambda: run(*args, **kwargs))
-
-        return begin
-
-    return around
+_with_texts: contextvars.ContextVar[bool] = contextvars.ContextVar("agl_openai_agents_with_texts", default=True)
 
 
-async def _hidden(trace: Any, run: Callable[[], Any]) -> Any:
-    with trace:
-        return await run()
+def _as_configured(get_model_tracing_impl: Callable[[bool, bool], Any]) -> Callable[[bool, bool], Any]:
+    """Keep whether the run's spans may have texts, which a run that is not traced does not pass on."""
+
+    @functools.wraps(get_model_tracing_impl)
+    def get(tracing_disabled: bool, trace_include_sensitive_data: bool) -> Any:
+        _with_texts.set(trace_include_sensitive_data)
+        return get_model_tracing_impl(tracing_disabled, trace_include_sensitive_data)
+
+    return get
 
 
-def _hidden_stream(trace: Any, run: Callable[[], Any]) -> Any:
-    def begin() -> Any:
-        trace.start(mark_as_current=True)
-        return run()
+def _including(include_data: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Have answers in the spans of runs that are not traced, which nobody else reads."""
 
-    streamed = contextvars.copy_context().run(begin)
-    streamed.run_loop_task.add_done_callback(lambda _: trace.finish())
-    return streamed
+    @functools.wraps(include_data)
+    def includes(self: Any) -> bool:
+        return include_data(self) or (self.is_disabled() and tracing.current() is not None and _with_texts.get())
+
+    return includes
 
 
-def _keeping_exceptions(processor: Any) -> Around:
-    """Keep the exception that is being handled while the SDK records an error on a tool's span."""
+def _grouped(create_trace_for_run: Callable[..., Any]) -> Callable[..., Any]:
+    """Have the run's group on a trace that records nothing."""
+    from agents.tracing.traces import NoOpTrace
 
-    def around(set_error: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(set_error)
-        def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-            opened = processor.open.get(self.span_id)
-            error = sys.exception()
-            if opened is not None and self.span_data.type == "function" and error is not opened.handled:
-                opened.told = error
-            return set_error(self, *args, **kwargs)
+    @functools.wraps(create_trace_for_run)
+    def create(**kwargs: Any) -> Any:
+        trace = create_trace_for_run(**kwargs)
+        if tracing.current() is not None and isinstance(trace, NoOpTrace):
+            vars(trace)["group_id"] = kwargs["group_id"]
+        return trace
 
-        return recorded
+    return create
 
-    return around
+
+def _with_tool_span(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Have spans for tools in runs that are not traced."""
+
+    @functools.wraps(original)
+    async def with_span(*, config: Any, **kwargs: Any) -> Any:
+        if config.tracing_disabled and tracing.current() is not None:
+            config = dataclasses.replace(config, tracing_disabled=False)
+        return await original(config=config, **kwargs)
+
+    return with_span
 
 
 def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | None:
@@ -298,10 +322,10 @@ def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | Non
         return _output_text(span.span_data.output) if content and span.span_data.output else "the tool failed"
     if opened.told is not None and content:
         return opened.told
-    if span.error is None:
+    if opened.error is None:
         return None
-    detail = (span.error.get("data") or {}).get("error") if content else None
-    return str(detail or span.error["message"])
+    detail = (opened.error.get("data") or {}).get("error") if content else None
+    return str(detail or opened.error["message"])
 
 
 # -- the SDK's span data ----------------------------------------------------------------------------------------------

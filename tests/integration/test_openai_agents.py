@@ -28,9 +28,12 @@ from agents import (
     set_tracing_disabled,
     trace,
 )
-from agents.tracing import TracingProcessor, get_trace_provider, setup
+from agents.tracing import TracingProcessor, get_current_span, get_current_trace, get_trace_provider, setup
 from agents.tracing.provider import DefaultTraceProvider
+from agents.tracing.traces import NoOpTrace
+from agents.version import __version__ as version
 from openai import AsyncOpenAI
+from packaging.version import Version
 from scripted import in_loop, serving, tool_call
 from subject_openai_agents import chat_model, responses_model
 
@@ -292,9 +295,8 @@ def test_all_is_recorded_where_the_sdks_tracing_is_off(
 
     # Before 0.24 a run in a trace is traced whatever its configuration says.
     without = go()
-    with OpenAIAgentsTracer() as tracer, tracing.running(rollout):
+    with OpenAIAgentsTracer(), tracing.running(rollout):
         assert go() == without
-        assert not tracer._provider._hidden
     assert agents(rollout) == ["solver", "solver"]
     [tool], [asked, told] = of(rollout, semconv.EXECUTE_TOOL), of(rollout, semconv.CHAT)
     assert tool.agent == "solver"
@@ -476,3 +478,47 @@ def test_at_exit_the_sdk_waits_no_longer_for_its_exporter(users: Seen) -> None:
         setup._shutdown_global_trace_provider()
     assert len(waits) == 2
     assert all(seconds is not None and 0 < seconds <= setup._DEFAULT_SHUTDOWN_TIMEOUT for seconds in waits)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_run_that_is_not_traced_is_to_the_program_what_it_asked_for(streamed: bool, provider: Provider) -> None:
+    """Its configuration may be a dictionary, its model sees that tracing is off, and nothing has a trace."""
+    seen: list[tuple[bool, str, str]] = []
+
+    def look() -> str:
+        """Look around."""
+        now, span = get_current_trace(), get_current_span()
+        assert now is not None
+        assert span is not None
+        seen.append((isinstance(now, NoOpTrace), now.trace_id, span.span_id))
+        return "seen"
+
+    async def stream(config: Any) -> None:
+        async for _ in Runner.run_streamed(solver, "go", run_config=config).stream_events():
+            pass
+
+    provider.script = lambda body: Reply("done") if len(body["messages"]) > 3 else Reply(None, (("look", {}),))
+    solver = agent("solver", provider, tools=[function_tool(look)])
+    rollout = RolloutContext("ro", 1, "outer", select(None))
+    configs: list[Any] = [RunConfig(tracing_disabled=True, group_id="thread-1")]
+    if Version(version) >= Version("0.24"):
+        configs.append({"tracing_disabled": True, "group_id": "thread-1"})
+    for config in configs:
+        with OpenAIAgentsTracer(), tracing.running(rollout):
+            asyncio.run(stream(config)) if streamed else run(solver, run_config=config)
+    assert seen == [(True, "no-op", "no-op")] * len(configs)
+    chats = of(rollout, semconv.CHAT)
+    assert {(s.agent, s.attributes[semconv.CONVERSATION_ID]) for s in chats} == {("solver", "thread-1")}
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_texts_that_spans_must_not_have_are_in_none(
+    disabled: bool, provider: Provider, rollout: RolloutContext
+) -> None:
+    config = RunConfig(tracing_disabled=disabled, trace_include_sensitive_data=False)
+    run(agent("solver", provider, tools=[function_tool(add)]), run_config=config)
+    chats = of(rollout, semconv.CHAT)
+    assert len(chats) == 2
+    assert not any(semconv.OUTPUT_MESSAGES in chat.attributes for chat in chats)
+    run(agent("solver", provider, tools=[function_tool(add)]), run_config=RunConfig(tracing_disabled=disabled))
+    assert all(semconv.OUTPUT_MESSAGES in chat.attributes for chat in of(rollout, semconv.CHAT)[2:])
