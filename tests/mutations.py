@@ -52,6 +52,20 @@ def unit(file: str, *names: str) -> tuple[str, ...]:
 MUTATIONS = (
     # -- rows: what is trained ----------------------------------------------------------------------------------------
     Mutation(
+        "the learner forgets what an answer was held to",
+        "trainer/local/learner/logprobs.py",
+        "logits_NV = hide(logits_NV, bits_NW)\n",
+        "",
+        unit("grammar", "test_an_update_leaves_what_could_not_come_alone"),
+    ),
+    Mutation(
+        "a grammar does not see the token that was drawn",
+        "trainer/local/grammar.py",
+        "                    matcher.consume_token(int(row.token_ids[t]))\n",
+        "",
+        unit("grammar", "test_the_learner_gives_the_logprobs_that_the_engine_gave"),
+    ),
+    Mutation(
         "mask shifted by a token",
         "core/mdp/sequence.py",
         "sampled_N = np.arange(n) >= n_prompt\n",

@@ -43,6 +43,7 @@ class TrainingRow:
         advantages: float32 [T]: the call's advantage; 0 where `action_mask` is False.
         temperatures: float32 [T]: of the distribution that the token was drawn from; 1 where nothing was sampled.
         weights: float32 [T]: the token's share in the loss, set by the loss reduction; 0 where not trained.
+        grammars: of each call, what its answer was held to, "" for nothing; empty if that holds for all.
     """
 
     rollout_id: str
@@ -57,6 +58,7 @@ class TrainingRow:
     advantages: FloatArray
     temperatures: FloatArray
     weights: FloatArray
+    grammars: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return int(self.token_ids.size)
@@ -266,5 +268,6 @@ class _RowBuilder:
             rollout_id=trajectory.rollout_id,
             policy=trajectory.policy or "",
             call_ids=tuple(t.call.id for t in self.members_C),
+            grammars=grammars if any(grammars := tuple(t.call.grammar for t in self.members_C)) else (),
             **{name: np.concatenate(arrays) for name, arrays in self.arrays.items()},
         )

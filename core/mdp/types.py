@@ -153,6 +153,11 @@ class Call:
     started_at: float = 0.0
     ended_at: float = 0.0
 
+    @property
+    def grammar(self) -> str:
+        """What the answer was held to while it was sampled; "" for nothing."""
+        return str(self.request.get("used", {}).get("grammar", ""))
+
     def __post_init__(self) -> None:
         if self.response_ids.shape != self.logprobs.shape:
             raise ValueError(f"call {self.id}: {self.response_ids.size} sampled ids but {self.logprobs.size} log-probs")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Sampling:
         stop_token_ids: tokens that end the answer; the token itself is kept.
         seed: of this request's generator; the same prompt, weights, batch shape and seed give the same answer.
         top_logprobs: how many alternatives to report per token.
+        grammar: what `json_grammar` made; "" holds the answer to nothing. Of an agent's request, a schema's JSON alone.
     """
 
     max_tokens: int
@@ -39,6 +41,12 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
     top_logprobs: int = 0
+    grammar: str = ""
+
+
+def json_grammar(schema: str, stop_token_ids: Sequence[int]) -> str:
+    """The grammar of JSON that fits a schema (JSON text), its properties in the schema's order, and of a stop token."""
+    return json.dumps({"schema": json.loads(schema), "stop": [*stop_token_ids]})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +97,8 @@ OnTokens = Callable[[Sequence[int], Sequence[float]], None]
 
 @runtime_checkable
 class Engine(Protocol):
-    """Anything that samples tokens from a policy."""
+    """Anything that samples tokens from a policy. One that holds answers to `Sampling.grammar` has a true attribute
+    `grammars`, too."""
 
     @property
     def max_context(self) -> int:

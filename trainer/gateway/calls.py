@@ -170,6 +170,8 @@ def request_record(
         record["used"] = {
             name: getattr(sampling, name) for name in ("temperature", "top_p", "top_k", "max_tokens", "seed")
         }
+        if sampling.grammar:
+            record["used"]["grammar"] = sampling.grammar
     if match is not None and match.detail:
         record["fork_detail"] = match.detail
     new = match.new if match else 0

@@ -18,7 +18,7 @@ from agl.errors import GatewayError
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
-from agl.trainer.engines.base import Engine, Request, Sampling, check_engine
+from agl.trainer.engines.base import Engine, Request, Sampling, check_engine, json_grammar
 from agl.trainer.gateway.access import Access, PendingRequest, SamplingRules
 from agl.trainer.gateway.calls import (
     ChatRequest,
@@ -68,6 +68,7 @@ class Gateway:
         self._policies: dict[str, ServedPolicy] = {}
         self._accesses: dict[tuple[str, int], Access] = {}
         self._gate = Gate()
+        self._told_of_schemas = False
 
     # -- policies -----------------------------------------------------------------------------------------------------
 
@@ -251,6 +252,8 @@ class Gateway:
         prompt, forced, match = await self._rendered(pending.access, served, request)
         choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
         sampling = _sampling(served, pending.access.rules, request.sampling, prompt.size)
+        if request.sampling.grammar:
+            sampling = self._held(served, request, sampling)
         replies = [self._reply(pending, served, request, match, choice, sampling, on_tokens) for choice in choices]
         if len(replies) == 1:
             results = [await replies[0]]
@@ -266,6 +269,21 @@ class Gateway:
         pending.recorded = True
         pending.access.pending.discard(pending)
         return results
+
+    def _held(self, served: ServedPolicy, request: ChatRequest, sampling: Sampling) -> Sampling:
+        """`sampling` with the request's grammar, where the engine holds to it and no tool may be called."""
+        if request.tools:
+            return sampling
+        if getattr(served.engine, "grammars", False):
+            return replace(sampling, grammar=json_grammar(request.sampling.grammar, served.stop_token_ids))
+        if not self._told_of_schemas:
+            self._told_of_schemas = True
+            log.warning(
+                "an agent requests answers in a JSON schema, which %s does not enforce; the local engine does: "
+                'pip install "agl[structured]"',
+                type(served.engine).__name__,
+            )
+        return sampling
 
     async def _rendered(
         self, access: Access, served: ServedPolicy, request: ChatRequest

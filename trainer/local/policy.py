@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -44,6 +45,7 @@ class LocalPolicy:
         max_context: longest prompt + answer, in tokens.
         process: where it lives. processes: all that it needs, each with `on_death` and `close`; others may share them.
         names: under which it is served; a request for another policy is refused.
+        grammars: whether answers are held to schemas.
         prompt_tokens: of all answers. reused_tokens: those that the engine had computed for earlier requests.
     """
 
@@ -54,6 +56,7 @@ class LocalPolicy:
         self.names = {spec.name}
         self.info: PolicyInfo = process.info[spec.name]
         self.max_context = self.info.max_context
+        self.grammars = importlib.util.find_spec("llguidance") is not None
         self.version = 0
         self.prompt_tokens = self.reused_tokens = 0
 

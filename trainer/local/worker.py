@@ -156,7 +156,9 @@ class Worker:
         model, device = loaded.model, loaded.device
         for spec in specs:
             use = functools.partial(adapters.use, spec.name) if adapters is not None else None
-            self._policies[spec.name] = _Policy(Learner(model, spec.learner, device, use), names.get(spec.name))
+            self._policies[spec.name] = _Policy(
+                Learner(model, spec.learner, device, use, loaded.tokenizer), names.get(spec.name)
+            )
         self._engine: LocalEngine = LocalEngine(
             self._served,
             loaded.tokenizer,

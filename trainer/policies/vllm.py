@@ -230,6 +230,8 @@ class VLLMPolicy(LocalPolicy):
     def __init__(self, policy: LocalPolicy, server: VLLMServer) -> None:
         super().__init__(policy.spec, policy.process)
         self.server = server
+        # vLLM's grammars allow other tokens than the learner's would.
+        self.grammars = False
         self.processes = (*self.processes, server)
         self.info = replace(policy.info, dtype=server.dtype)
         self._engine = server.engine()

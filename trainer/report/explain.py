@@ -200,6 +200,8 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
     facts = f"{call.prompt_ids.size} prompt tokens{continued}; {len(report.tokens)} sampled; {call.finish_reason}"
     if call.temperature != 1.0:
         facts += f"; temperature {call.temperature:g}"
+    if call.grammar:
+        facts += "; held to a JSON schema"
     body.append(Text(facts, style="dim"))
     if report.fork:
         body.append(Text(printable(f"forked    {report.fork}"), style="yellow"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -50,6 +51,25 @@ def validated(model: type[Body], data: Any) -> Body:
             hint = nearest(field, model.model_fields)
             raise RequestError(400, f"unknown field {field!r}; {hint}", code="unknown_parameter", param=field) from None
         raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
+
+
+def json_schema(form: Any, where: str) -> str:
+    """The JSON schema that an answer must fit, as JSON text, of a format as OpenAI's APIs have it; "" for free text.
+
+    Raises:
+        RequestError: 400, a schema that is no object.
+    """
+    if not isinstance(form, dict):
+        return ""
+    if form.get("type") == "json_object":
+        return '{"type": "object"}'
+    if form.get("type") != "json_schema":
+        return ""
+    # Chat Completions has it one level deeper than Responses.
+    schema = form.get("json_schema", form)
+    return json.dumps(
+        expect(schema.get("schema", {}) if isinstance(schema, dict) else schema, dict, where, "has no schema")
+    )
 
 
 def expect(value: Any, kind: Any, where: str, otherwise: str) -> Any:

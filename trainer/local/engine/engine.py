@@ -26,6 +26,7 @@ from agl.trainer.engines.base import Completion, Sampling, StopReason, check_pro
 from agl.trainer.local.engine.forward import SlotModel
 from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, SlotCache, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
+from agl.trainer.local.grammar import Grammars, hide
 from agl.trainer.local.lora import Adapters
 from agl.trainer.local.memory import training_bytes
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
@@ -68,6 +69,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
+    matcher: Any = None
 
     @property
     def ids(self) -> IntArray:
@@ -125,6 +127,7 @@ class LocalEngine:
         self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = _exact_context(base.config, max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
+        self._grammars = Grammars(tokenizer, self.vocabulary)
         available = max(0, _memory(device) - training_bytes(base, *([] if trained is None else [trained])))
         budget = int(MEMORY_SHARE * available) // self._slots.shape.bytes_per_token
         self._cache_tokens = max(budget, self.max_context)
@@ -155,7 +158,7 @@ class LocalEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
-            ConfigError: a sampling parameter out of range.
+            ConfigError: a sampling parameter out of range, or a schema that answers cannot be held to.
             EngineError: the prompt is empty or holds ids that the model does not have.
         """
         check_sampling(sampling)
@@ -177,6 +180,7 @@ class LocalEngine:
                 stop_ids=frozenset(sampling.stop_token_ids),
                 stop_texts=StopTexts(sampling.stop, self._tokenizer) if sampling.stop else None,
                 owner=owner,
+                matcher=self._grammars.matcher(sampling.grammar),
             )
         )
 
@@ -453,6 +457,8 @@ class LocalEngine:
         did."""
         rows = [self._running[place] for place in places]
         warp = warp or Warp.of([row.sampling for row in rows], self.device)
+        if any(row.matcher for row in rows):
+            logits = hide(logits, torch.from_numpy(self._grammars.bits([row.matcher for row in rows])))
         distribution = warp.logprobs(logits)
         drawn, drawn_logprobs = warp.draw(distribution, [row.uniforms.next() for row in rows])
         ends: dict[int, StopReason | AglError] = {}
@@ -479,6 +485,12 @@ class LocalEngine:
                 ends[place] = "stop"
             elif len(row.tokens) >= row.limit:
                 ends[place] = "length"
+            elif row.matcher is not None and not row.matcher.consume_token(token):
+                ends[place] = EngineError(
+                    f"the answer could not be held to its schema: {row.matcher.get_error()}",
+                    hint="simplify the schema of response_format",
+                    policy=row.policy,
+                )
         if ends:
             self._leave(ends, events)
         return None if ends else drawn

@@ -198,8 +198,7 @@ class SlotModel:
         tokens: Tensor,
         positions: Tensor,
     ) -> Tensor:
-        """Compute tokens [n, q] at `positions`, of the rows in n slots, which see `window` columns. Negative positions are
-        padding."""
+        """Compute tokens [n, q] of the rows in n slots, which see `window` columns; negative positions are padding."""
         every = torch.arange(slots.start, slots.stop, device=self.device) if isinstance(slots, slice) else slots
         cache.aim(slots, window, cache.places(every, positions))
         # A padded query sees column 0, so that its softmax is finite; nobody reads its output.

@@ -21,6 +21,7 @@ from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, Train
 from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.grammar import Grammars
 from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
 from agl.trainer.local.learner.microbatches import MicroBatch, collate, length_buckets
@@ -56,6 +57,7 @@ class Learner:
         config: the settings of an update.
         device: where the model is.
         use: switches the model to this policy before each use, where it holds the adapters of several.
+        tokenizer: for rows that were held to a grammar.
 
     Attributes:
         autocast: dtype that updates compute in, if not the weights' own.
@@ -65,7 +67,12 @@ class Learner:
     """
 
     def __init__(
-        self, model: Any, config: LearnerConfig, device: torch.device, use: Callable[[], None] | None = None
+        self,
+        model: Any,
+        config: LearnerConfig,
+        device: torch.device,
+        use: Callable[[], None] | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self.config = config
         self._use = use or (lambda: None)
@@ -86,6 +93,7 @@ class Learner:
         self._trees = config.share_prefixes and agrees(self._policy.model, device, self.autocast)
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary)
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ConfigError("every weight of the model is frozen", hint="load it whole, or with a LoraSpec")
@@ -386,7 +394,7 @@ class Learner:
             buckets = length_buckets([len(row) for row in rows], self._max_tokens)
         for bucket in buckets:
             members, masks = [rows[i] for i in bucket], [wanted[i] for i in bucket]
-            yield bucket, collate(members, masks, self._device, model.mask_dtype, trees=trees)
+            yield bucket, collate(members, masks, self._device, model.mask_dtype, trees=trees, grammars=self._grammars)
 
     def _check(self, rows: Seq[TrainingRow]) -> None:
         for row in rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.local.attention import attention
+from agl.trainer.local.grammar import hide
 from agl.trainer.local.learner.microbatches import MicroBatch
 from agl.trainer.local.learner.tree_attention import TREE
 from agl.trainer.objectives.losses import entropy
@@ -124,9 +126,9 @@ class LogProbModel:
         values_N = None if self._value_head is None else self._value_head(hidden_NH.float())[..., 0]
         distribution = functools.partial(self._distribution, backbone["output"], with_entropy)
         size = max(1, CHUNK_ELEMENTS // self._head.weight.shape[0])
-        chunks = list(
-            zip(hidden_NH.split(size), batch.targets_N.split(size), batch.temperatures_N.split(size), strict=True)
-        )
+        inputs = [hidden_NH, batch.targets_N, batch.temperatures_N, batch.bits_NW]
+        parts = [itertools.repeat(None) if x is None else x.split(size) for x in inputs]
+        chunks = list(zip(*parts, strict=False))
         if len(chunks) == 1:
             return LogProbs(*distribution(*chunks[0]), values_N)
         parts = [checkpoint(distribution, *chunk, use_reentrant=False) for chunk in chunks]
@@ -137,11 +139,18 @@ class LogProbModel:
         )
 
     def _distribution(
-        self, backbone_output: Any, with_entropy: bool, hidden_NH: Tensor, targets_N: Tensor, temperatures_N: Tensor
+        self,
+        backbone_output: Any,
+        with_entropy: bool,
+        hidden_NH: Tensor,
+        targets_N: Tensor,
+        temperatures_N: Tensor,
+        bits_NW: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies [N] of the tokens after these hidden states; in float32, or the model's float64."""
         logits_NV = self._logits(backbone_output, hidden_NH)
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperatures_N[:, None]
+        logits_NV = hide(logits_NV, bits_NW)
         logprobs_N = -functional.cross_entropy(logits_NV, targets_N, reduction="none")
         return logprobs_N, entropy(logits_NV) if with_entropy else None
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from agl.mdp.sequence import BoolArray, TrainingRow
+from agl.trainer.local.grammar import Grammars
 from agl.trainer.local.learner.prefix_trees import prefix_trees
 from agl.trainer.local.learner.tree_attention import tree_inputs
 
@@ -35,6 +36,7 @@ class MicroBatch:
         targets_N: int64: the wanted tokens.
         temperatures_N: float32, all above 0.
         places: for each row, the indices of its wanted tokens; row after row they line up with the N.
+        bits_NW: which tokens could have come there, as `Grammars.bits` has them; None for all.
     """
 
     tokens_BT: Tensor
@@ -46,6 +48,7 @@ class MicroBatch:
     targets_N: Tensor
     temperatures_N: Tensor
     places: tuple[np.ndarray, ...]
+    bits_NW: Tensor | None = None
 
 
 def length_buckets(lengths: Seq[int], max_tokens: int) -> list[list[int]]:
@@ -75,6 +78,7 @@ def collate(
     mask_dtype: torch.dtype = torch.float32,
     *,
     trees: bool = False,
+    grammars: Grammars | None = None,
 ) -> MicroBatch:
     """The tensors of one forward pass.
 
@@ -84,6 +88,7 @@ def collate(
         device: where the tensors go.
         mask_dtype: dtype of an additive mask.
         trees: write the rows into prefix trees.
+        grammars: of the policy, for rows that were held to one.
     """
     if trees:
         shared = prefix_trees(rows)
@@ -114,6 +119,7 @@ def collate(
         targets_N=torch.from_numpy(np.concatenate(targets)).to(device),
         temperatures_N=torch.from_numpy(temperatures_N).to(device),
         places=places,
+        bits_NW=None if grammars is None else grammars.of_rows(rows, places),
     )
 
 

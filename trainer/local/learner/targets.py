@@ -46,8 +46,9 @@ class LossRow:
 
 
 def without_sampler(row: TrainingRow) -> TrainingRow:
-    """The row for a loss on the policy's own distribution: temperature 1, and no log-probs of whoever sampled it."""
-    return replace(row, logprobs=np.zeros_like(row.logprobs), temperatures=np.ones_like(row.temperatures))
+    """The row for a loss on the policy's own distribution: temperature 1, no grammar, no log-probs of its sampler."""
+    ones, zeros = np.ones_like(row.temperatures), np.zeros_like(row.logprobs)
+    return replace(row, logprobs=zeros, temperatures=ones, grammars=())
 
 
 def preferences(

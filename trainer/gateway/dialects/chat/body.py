@@ -15,6 +15,7 @@ from agl.trainer.gateway.dialects.common import (
     OpenAIBody,
     ToolChoice,
     fields,
+    json_schema,
     named_tool,
     tool_choice,
     typed,
@@ -52,8 +53,8 @@ class ChatBody(OpenAIBody):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    # No effect. Sampling is never constrained to a format: the policy has to learn it.
     response_format: dict[str, Any] | None = None
+    # No effect.
     store: Any = None
     parallel_tool_calls: Any = None
     reasoning_effort: Any = None
@@ -109,6 +110,7 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
         stop=stop,
         seed=body.seed or 0,
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else 0,
+        grammar=json_schema(body.response_format, "response_format"),
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
     chat = ChatRequest(body.messages, tools, force, sampling, body.n or 1, options)

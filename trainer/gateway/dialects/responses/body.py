@@ -17,6 +17,7 @@ from agl.trainer.gateway.dialects.common import (
     ToolChoice,
     expect,
     fields,
+    json_schema,
     named_tool,
     tool_choice,
     validated,
@@ -49,9 +50,8 @@ class ResponsesBody(OpenAIBody):
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
-    # No effect. Sampling is never constrained to a format: the policy has to learn it. Nothing is ever truncated: a
-    # prompt that is too long is refused.
     text: dict[str, Any] | None = None
+    # No effect. Nothing is ever truncated: a prompt that is too long is refused.
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
@@ -120,6 +120,7 @@ def read(data: Any, access: Access) -> ResponsesRequest:
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_logprobs=(body.top_logprobs or 0) if logprobs else 0,
+        grammar=json_schema((body.text or {}).get("format"), "text.format"),
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
     chat = ChatRequest(history, tools, force, sampling, options=options)

@@ -1,0 +1,134 @@
+"""Agents that request structured output train without a parse failure, from a policy with random weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llguidance")
+
+from openai import OpenAI
+from pydantic import BaseModel, Field
+
+import agl
+from agl.trainer.store import open_store
+
+TASKS = [{"question": f"{n} apples"} for n in range(4)]
+
+
+class Sum(BaseModel):
+    kind: str = Field(pattern="^(add|sub)$")
+    n: int = Field(ge=0, le=99)
+
+
+def fits(value: Any) -> float:
+    assert isinstance(value, Sum)
+    assert value.kind in ("add", "sub")
+    assert 0 <= value.n <= 99
+    return value.n / 99
+
+
+@agl.rollout
+def chat(task: dict[str, str], llm: agl.LLM) -> float:
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    answer = client.chat.completions.parse(model=llm.model, messages=messages, response_format=Sum)
+    return fits(answer.choices[0].message.parsed)
+
+
+@agl.rollout
+def responses(task: dict[str, str], llm: agl.LLM) -> float:
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    return fits(client.responses.parse(model=llm.model, input=task["question"], text_format=Sum).output_parsed)
+
+
+@agl.rollout
+async def pydantic_ai(task: dict[str, str], llm: agl.LLM) -> float:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key)
+    agent = Agent(OpenAIChatModel(llm.model, provider=provider), output_type=NativeOutput(Sum), retries=0)
+    return fits((await agent.run(task["question"])).output)
+
+
+@agl.rollout
+async def openai_agents(task: dict[str, str], llm: agl.LLM) -> float:
+    from agents import Agent, OpenAIChatCompletionsModel, Runner
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    agent = Agent(name="solver", model=OpenAIChatCompletionsModel(llm.model, client), output_type=Sum)
+    return fits((await Runner.run(agent, task["question"])).final_output)
+
+
+@agl.rollout
+def langchain(task: dict[str, str], llm: agl.LLM) -> float:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)  # type: ignore[arg-type]
+    return fits(model.with_structured_output(Sum, method="json_schema").invoke(task["question"]))
+
+
+WAYS = {
+    "chat": (chat, "openai"),
+    "responses": (responses, "openai"),
+    "pydantic_ai": (pydantic_ai, "pydantic_ai"),
+    "openai_agents": (openai_agents, "agents"),
+    "langchain": (langchain, "langchain_openai"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_rollout_parses_and_is_trained_exactly(way: str, untrained_model: Path, tmp_path: Path) -> None:
+    agent, package = WAYS[way]
+    pytest.importorskip(package)
+    algorithm = agl.GRPO(
+        model=str(untrained_model), group_size=4, batch_size=4, steps=2, learning_rate=1e-3, max_response_tokens=40,
+        max_context=400,
+    )  # fmt: skip
+    result = agl.Trainer(algorithm, n_workers=4, directory=tmp_path, progress=False, max_attempts=1).fit(agent, TASKS)
+    first = result.history[0]
+    assert first["train/rollouts"] == 16
+    assert not first.get("train/failed")
+    # The policy has not moved since it sampled.
+    ratios = {key: value for key, value in first.items() if key.endswith("abs_log_ratio")}
+    assert ratios
+    assert max(ratios.values()) < 1e-4, ratios
+
+    async def calls() -> list[Any]:
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
+        found = [c for r in await store.query_rollouts() for c in await store.query_calls(r.rollout_id)]
+        await store.close()
+        return found
+
+    found = asyncio.run(calls())
+    assert len(found) >= 32
+    assert all(call.grammar and call.finish_reason == "stop" for call in found)
+
+
+def test_a_schema_that_cannot_be_held_is_the_agents_error(untrained_model: Path, tmp_path: Path) -> None:
+    """It is told at once what is wrong, and nothing is trained."""
+    seen: list[str] = []
+
+    @agl.rollout
+    def wrong(task: dict[str, str], llm: agl.LLM) -> float:
+        client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+        form: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "nothing"}}}
+        messages: Any = [{"role": "user", "content": task["question"]}]
+        try:
+            client.chat.completions.create(model=llm.model, messages=messages, response_format=form)
+        except Exception as error:
+            seen.append(str(error))
+            raise
+        return 1.0
+
+    algorithm = agl.GRPO(model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_context=400)
+    with pytest.raises(agl.AglError):
+        agl.Trainer(algorithm, n_workers=1, directory=tmp_path, progress=False, max_attempts=1).fit(wrong, TASKS)
+    assert seen
+    assert all("400" in text and "cannot be held to this schema" in text for text in seen)

@@ -1,0 +1,156 @@
+"""Answers that are held to a JSON schema: they fit it, and engine and learner give them the same log-probs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from device import DEVICE
+from tiny_engine import VOCABULARY, engine_for, finish, prompts, tiny_model, tiny_tokenizer
+
+pytest.importorskip("llguidance")
+
+from agl.errors import ConfigError
+from agl.mdp.sequence import TrainingRow, merge, unmerged
+from agl.mdp.types import Call, Trajectory, Transition
+from agl.trainer.engines.base import Completion, Sampling, json_grammar
+from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.learner.learner import Learner
+
+torch.set_num_threads(1)
+STOP = 0
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["add", "sub"]}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["kind", "n"],
+    "additionalProperties": False,
+}
+GRAMMAR = json_grammar(json.dumps(SCHEMA), [STOP])
+
+
+def answers(samplings: list[Sampling], **options) -> tuple[list[np.ndarray], list[Completion]]:
+    engine, asked = engine_for(tiny_model(), **options), prompts(len(samplings))
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        engine.submit(i, prompt, sampling)
+    done = finish(engine)
+    return asked, [done[i] for i in range(len(samplings))]
+
+
+def call(i: int, prompt, answer: Completion, sampling: Sampling) -> Call:
+    used = {"used": {"grammar": sampling.grammar} if sampling.grammar else {}}
+    return Call(
+        str(i), "ro", 1, i, "solver", "policy", 0, prompt, answer.token_ids, answer.logprobs,
+        temperature=sampling.temperature, request=used,
+    )  # fmt: skip
+
+
+def rows(calls: list[Call], build) -> list[TrainingRow]:
+    trajectory = Trajectory("ro", 1, "policy", "g", tuple(Transition(c) for c in calls))
+    return build(trajectory, {c.id: 1.0 for c in calls})
+
+
+def learner(**config) -> Learner:
+    settings = LearnerConfig(learning_rate=1e-2, autocast="float32", **config)
+    return Learner(tiny_model().to(DEVICE), settings, DEVICE, tokenizer=tiny_tokenizer())
+
+
+def samplings() -> list[Sampling]:
+    kinds = [(1.0, 1.0, 0), (0.0, 1.0, 0), (0.7, 1.0, 0), (1.3, 1.0, 0)] * 3
+    held = [
+        Sampling(40, seed=i, temperature=t, top_p=p, top_k=k, stop_token_ids=(STOP,), grammar=GRAMMAR)
+        for i, (t, p, k) in enumerate(kinds)
+    ]
+    return [*held, Sampling(12, seed=7), replace(held[0], top_p=0.5, seed=3), replace(held[0], top_k=2, seed=4)]
+
+
+def test_every_answer_fits_its_schema_whatever_is_sampled_beside_it():
+    asked = samplings()
+    _, done = answers(asked, max_batch=4)
+    tokenizer, kinds = tiny_tokenizer(), set()
+    for sampling, answer in zip(asked, done, strict=True):
+        if not sampling.grammar:
+            assert answer.token_ids.size == 12
+            continue
+        assert answer.finish_reason == "stop"
+        assert answer.token_ids[-1] == STOP
+        value = json.loads(tokenizer.decode(answer.token_ids[:-1]))
+        assert value.keys() == {"kind", "n"}
+        assert value["kind"] in ("add", "sub")
+        assert 0 <= value["n"] <= 99
+        kinds.add(value["kind"])
+    assert kinds == {"add", "sub"}
+
+
+def test_properties_come_in_the_order_of_the_schema():
+    schema = {"type": "object", "properties": {"z": {"const": 1}, "a": {"const": 2}}, "required": ["a", "z"]}
+    sampling = Sampling(20, stop_token_ids=(STOP,), grammar=json_grammar(json.dumps(schema), [STOP]))
+    _, [answer] = answers([sampling])
+    assert tiny_tokenizer().decode(answer.token_ids[:-1]).startswith('{"z": 1, "a": 2')
+
+
+def test_the_logprob_is_that_of_the_choice_among_what_may_come():
+    """By hand: after `"` there are two letters, and after the first of them nothing is left to choose."""
+    grammar = json_grammar('{"enum": ["ab", "cd"]}', [STOP])
+    sampling = Sampling(10, temperature=0.8, stop_token_ids=(STOP,), grammar=grammar)
+    [prompt], [answer] = answers([sampling])
+    tokenizer, model = tiny_tokenizer(), tiny_model()
+    assert tokenizer.decode(answer.token_ids[:-1]) in ('"ab"', '"cd"')
+    ids = torch.tensor(np.concatenate([prompt, answer.token_ids])).long()[None]
+    with torch.no_grad():
+        logits = model(ids).logits[0, prompt.size] / 0.8
+    a, c = tokenizer.encode("a")[0], tokenizer.encode("c")[0]
+    expected = torch.log_softmax(logits[[a, c]], 0)[[a, c].index(answer.token_ids[1])]
+    np.testing.assert_allclose(answer.logprobs, [0, float(expected), 0, 0, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("build", [merge, unmerged])
+@pytest.mark.parametrize("config", [{}, {"share_prefixes": False}])
+def test_the_learner_gives_the_logprobs_that_the_engine_gave(build, config):
+    asked = samplings()[:13]
+    given, done = answers(asked)
+    calls = [call(i, *one) for i, one in enumerate(zip(given, done, asked, strict=True))]
+    made = rows(calls, build)
+    assert any(row.grammars for row in made)
+    subject = learner(**config)
+    for row, logprobs in zip(made, subject.sequence_logprobs(made), strict=True):
+        np.testing.assert_allclose(logprobs[row.action_mask], row.logprobs[row.action_mask], atol=2e-5)
+    plain = subject.sequence_logprobs([replace(row, grammars=()) for row in made])
+    differ = [np.abs(p - r.logprobs)[r.action_mask].max() for p, r in zip(plain, made, strict=True)]
+    assert max(differ) > 1
+
+
+def test_an_update_leaves_what_could_not_come_alone():
+    """The gradient of a forced token is 0: the loss of an answer in which nothing was left to choose moves nothing."""
+    forced = Sampling(10, stop_token_ids=(STOP,), grammar=json_grammar('{"const": "ab"}', [STOP]))
+    [prompt], [answer] = answers([forced])
+    [row] = rows([call(0, prompt, answer, forced)], merge)
+    subject = learner(entropy_coef=0.1)
+    metrics = subject.update([row], lr_scale=0.0)
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert max(float(p.grad.abs().max()) for p in subject._model.parameters() if p.grad is not None) < 1e-6
+    subject.update([replace(row, grammars=())], lr_scale=0.0)
+    assert max(float(p.grad.abs().max()) for p in subject._model.parameters() if p.grad is not None) > 1e-3
+
+
+def test_a_row_in_the_middle_of_an_answer_goes_on_within_its_schema_after_an_update():
+    engine = engine_for(tiny_model())
+    engine.submit(0, prompts(1)[0], Sampling(40, seed=1, stop_token_ids=(STOP,), grammar=GRAMMAR))
+    for _ in range(6):
+        engine.step()
+    engine.on_weights_changed(1)
+    answer = finish(engine)[0]
+    assert json.loads(tiny_tokenizer().decode(answer.token_ids[:-1])).keys() == {"kind", "n"}
+
+
+@pytest.mark.parametrize(
+    "schema", ['{"type": "nothing"}', '{"type": "object", "required": 3}', '{"$ref": "#/nowhere"}']
+)
+def test_a_schema_that_cannot_be_held_is_refused_when_it_is_submitted(schema):
+    engine = engine_for(tiny_model())
+    with pytest.raises(ConfigError, match="cannot be held to this schema"):
+        engine.submit(0, prompts(1)[0], Sampling(4, grammar=json_grammar(schema, [STOP])))
+    assert not engine.has_work
+    assert engine.vocabulary == VOCABULARY
