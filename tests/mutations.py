@@ -55,7 +55,7 @@ MUTATIONS = (
         "the learner forgets what an answer was held to",
         "trainer/local/learner/logprobs.py",
         "logits_NV = hide(logits_NV, bits_NW)\n",
-        "",
+        "hide(logits_NV, bits_NW)\n",
         unit("grammar", "test_an_update_leaves_what_could_not_come_alone"),
     ),
     Mutation(

@@ -38,6 +38,7 @@ def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
     others = {
         "local",
         "gguf",
+        "structured",
         "quantize",
         "server",
         "postgres",
