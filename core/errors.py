@@ -150,6 +150,14 @@ class HubError(AglError):
     """The Hugging Face hub or PyPI refuses a request, or cannot be reached."""
 
 
+def described(error: BaseException) -> str:
+    """`Type: message`; the type alone of an exception that raises when it is asked for its message."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A sentence that names the options nearest to an unknown one (or all of them)."""
     names = sorted(known)

@@ -14,11 +14,13 @@ spans keep no more than that there was one: `set_error`, which is called while i
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
+import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,6 +33,7 @@ from agl.messages import ToolCall
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
 
+_log = logging.getLogger(__name__)
 _NOOP = "no-op"
 """The id of spans and traces that record nothing."""
 
@@ -151,7 +154,8 @@ class _Spans:
             start(span, *args, **kwargs)
             # Spans outside of a trace are nobody's; a program may use the SDK's models by themselves.
             if new and not (tracing.idle() and not self._open) and (trace := Current.get_current_trace()) is not None:
-                self._start(span, outer if span.span_id == _NOOP else span.parent_id, trace)
+                with _undisturbed():
+                    self._start(span, outer if span.span_id == _NOOP else span.parent_id, trace)
 
         return begin
 
@@ -210,15 +214,22 @@ class _Spans:
         opened = self._open.pop(span if span.span_id == _NOOP else span.span_id, None)
         if opened is None or opened.scope is None:
             return
-        data, content = span.span_data, opened.scope.rollout.capture_content
         attributes: dict[str, Any] = {}
+        with _undisturbed():
+            attributes = self._facts(span.span_data, opened, opened.scope)
+        tracing.end(opened.scope, error=_error(span, opened), attributes=attributes)
+
+    def _facts(self, data: Any, opened: _Open, scope: Scope) -> dict[str, Any]:
+        """What a span that ends says of the work."""
+        attributes: dict[str, Any] = {}
+        content = scope.rollout.capture_content
         if data.type == "function":
             attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
             if content:
                 attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
                 attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _output_text(data.output)
         elif data.type == "handoff" and data.to_agent:
-            opened.scope.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
+            scope.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
             attributes = {
                 semconv.HANDOFF_FROM: data.from_agent,
                 semconv.HANDOFF_TO: data.to_agent,
@@ -228,7 +239,16 @@ class _Spans:
             answer = _answer(data)
             opened.run.calls = [*answer.tool_calls()]
             attributes = answer.facts(content)
-        tracing.end(opened.scope, error=_error(span, opened, content), attributes=attributes)
+        return attributes
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """What the SDK's objects do not have, such as those of a program's own model, is not recorded."""
+    try:
+        yield
+    except Exception:
+        _log.warning("a span of the Agents SDK could not be read", exc_info=True)
 
 
 def _watch_mcp(spans: _Spans) -> Callable[[], None]:
@@ -311,8 +331,9 @@ def _with_tool_span(original: Callable[..., Any]) -> Callable[..., Any]:
     return with_span
 
 
-def _error(span: Any, opened: _Open, content: bool) -> BaseException | str | None:
+def _error(span: Any, opened: _Open) -> BaseException | str | None:
     """A span's error: the exception that leaves it, else the one that the SDK recorded on it."""
+    content = opened.around.rollout.capture_content
     error = sys.exception()
     if error is not None and error is not opened.handled and not isinstance(error, GeneratorExit):
         # A tool's exception leaves the run as the cause of a UserError.

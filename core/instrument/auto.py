@@ -26,6 +26,7 @@ from typing import Any
 from agl import semconv, tracing
 from agl.agents.prompts import load_prompts, replacements
 from agl.agents.registry import adapters, switch_on
+from agl.errors import described
 from agl.extras import install_line
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
@@ -158,7 +159,7 @@ class _Program:
             tracing.end(self._root, error=self.error)
             tracing.close(self.rollout)
             error = self.error
-            self.exporter.finish(None if error is None else f"{type(error).__name__}: {error}")
+            self.exporter.finish(None if error is None else described(error))
         except Exception as raised:
             _report(f"spans of this program are lost: {type(raised).__name__}: {raised}")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, overload
 
 from agl import semconv
-from agl.errors import ConfigError, RewardError, nearest
+from agl.errors import ConfigError, RewardError, described, nearest
 from agl.mdp import spans
 from agl.mdp.builder import AttemptTrajectory, CreditedReward
 from agl.mdp.outcomes import handoffs, tool_outcomes
@@ -273,7 +273,7 @@ class _Rule:
             ) from error
         except Exception as error:
             raise RewardError(
-                f"AIR rule {self.name!r} ({self.event}) raised {type(error).__name__}: {error}",
+                f"AIR rule {self.name!r} ({self.event}) raised {described(error)}",
                 hint="a rule returns a number, a dict of numbers, or None for no reward",
                 **where,
             ) from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.trace import Status, StatusCode
 
 from agl import semconv
-from agl.errors import ConfigError
+from agl.errors import ConfigError, described
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
 from agl.tracing.system_prompts import SystemPrompts
@@ -302,11 +302,12 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     if attributes:
         span.set_attributes(attributes)
     if error is not None:
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-        span.set_status(Status(StatusCode.ERROR, text))
+        span.set_status(Status(StatusCode.ERROR, error if isinstance(error, str) else described(error)))
         if isinstance(error, BaseException):
             span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
-            span.record_exception(error)
+            # Some exceptions have no message that can be had.
+            with contextlib.suppress(Exception):
+                span.record_exception(error)
     span.end()
     if rollout.closed:
         log.debug("span %s ended after its attempt (rollout %s)", span.name, rollout.rollout_id)

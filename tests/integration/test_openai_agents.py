@@ -20,9 +20,11 @@ from agents import (
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     RunConfig,
+    RunHooks,
     Runner,
     UserError,
     function_tool,
+    response_span,
     set_trace_processors,
     set_trace_provider,
     set_tracing_disabled,
@@ -522,3 +524,35 @@ def test_texts_that_spans_must_not_have_are_in_none(
     assert not any(semconv.OUTPUT_MESSAGES in chat.attributes for chat in chats)
     run(agent("solver", provider, tools=[function_tool(add)]), run_config=RunConfig(tracing_disabled=disabled))
     assert all(semconv.OUTPUT_MESSAGES in chat.attributes for chat in of(rollout, semconv.CHAT)[2:])
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no message")
+
+
+def test_an_exception_without_a_message_leaves_as_it_is(provider: Provider, rollout: RolloutContext) -> None:
+    class Hooks(RunHooks[Any]):
+        async def on_agent_start(self, *_: Any) -> None:
+            raise Speechless
+
+    async def go() -> None:
+        await Runner.run(agent("solver", provider), "2+3", hooks=Hooks())
+
+    with pytest.raises(Speechless):
+        asyncio.run(go())
+    [turn] = of(rollout, semconv.INVOKE_AGENT)
+    assert turn.attributes[semconv.ERROR_TYPE] == "Speechless"
+
+
+def test_a_models_own_objects_do_not_disturb_the_run(rollout: RolloutContext) -> None:
+    """What the adapter cannot read it leaves out."""
+
+    def own() -> str:
+        with trace("of the program"), response_span() as span:
+            span.span_data.response = object()  # type: ignore[assignment]
+        return "done"
+
+    assert own() == "done"
+    [chat] = of(rollout, semconv.CHAT)
+    assert semconv.OUTPUT_MESSAGES not in chat.attributes

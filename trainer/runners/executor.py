@@ -22,7 +22,7 @@ from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
-from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError
+from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError, described
 from agl.mdp.faults import READING
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
@@ -213,7 +213,7 @@ class Executor:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
             if isinstance(error, AglError) or _is_infrastructure(error):
                 raise error
-            scope.span.set_attribute(semconv.AGENT_ERROR, f"{type(error).__name__}: {error}")
+            scope.span.set_attribute(semconv.AGENT_ERROR, described(error))
             # Of a program in another language, no more is known than that it failed.
             cause = READING if isinstance(error, CommandFailed) else answer_error_cause(error)
             if cause is not None:
@@ -222,7 +222,7 @@ class Executor:
             if agent.error_reward is None or raised_by(error) is not None:
                 raise error
             scope.span.record_exception(error)
-            record_outcome(scope, Outcome(agent.error_reward, f"{type(error).__name__}: {error}"))
+            record_outcome(scope, Outcome(agent.error_reward, described(error)))
 
         if agent.is_async:
 
@@ -271,7 +271,7 @@ class Executor:
                 await getattr(hook, name)(**facts)
             except Exception as error:
                 raise RolloutError(
-                    f"the hook {hook.name}.{name} raised {type(error).__name__}: {error}",
+                    f"the hook {hook.name}.{name} raised {described(error)}",
                     hint="the hook did not finish its work; catch in it what may fail",
                     rollout=lease.rollout.rollout_id,
                     attempt=lease.attempt,
@@ -281,7 +281,7 @@ class Executor:
     def _with_place(self, error: Exception, lease: Lease, spans: Sequence[Span] = ()) -> BaseException:
         if isinstance(error, CaptureError | RewardError) or (isinstance(error, AglError) and "rollout" in error.where):
             return error
-        what = f"agent {self.agent.name!r} raised {type(error).__name__}: {error}"
+        what = f"agent {self.agent.name!r} raised {described(error)}"
         hint = "this attempt will be retried; if all fail, the rollout is excluded from its group"
         if (reward := raised_by(error)) is not None:
             what = f"{reward} of {what}"
