@@ -54,8 +54,8 @@ MUTATIONS = (
     Mutation(
         "the learner forgets what an answer was held to",
         "trainer/local/learner/logprobs.py",
-        "logits_NV = hide(logits_NV, bits_NW)\n",
-        "hide(logits_NV, bits_NW)\n",
+        "logits_NV.masked_fill_(hidden(bits_NW",
+        "logits_NV.masked_fill(hidden(bits_NW",
         unit("grammar", "test_an_update_leaves_what_could_not_come_alone"),
     ),
     Mutation(

@@ -20,6 +20,8 @@ from agl.errors import ConfigError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import IntArray
 
+_HIDDEN = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 0)
+"""For each byte of `Grammars.bits`, its bits that are 0; bool [256, 8]."""
 Places = npt.NDArray[np.integer[Any]]
 _FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """As `json.dumps` writes it: of free whitespace a policy could write without end. What llguidance does not know of a
@@ -93,13 +95,10 @@ class Grammars:
         return bits_TW
 
 
-def hide(logits_NV: Tensor, bits_NW: Tensor | None) -> Tensor:
-    """Logits with the tokens that may not come next at the lowest value of their dtype."""
-    if bits_NW is None:
-        return logits_NV
-    shifts = torch.arange(32, device=logits_NV.device, dtype=torch.int32)
-    may_NV = (bits_NW.to(logits_NV.device)[:, :, None] >> shifts & 1).flatten(1)[:, : logits_NV.shape[1]].bool()
-    return logits_NV.masked_fill(~may_NV, torch.finfo(logits_NV.dtype).min)
+def hidden(bits_NW: Tensor, vocabulary: int) -> Tensor:
+    """bool [N, V], on the device of the bits: which tokens may not come next."""
+    table = _HIDDEN.to(bits_NW.device)
+    return table[bits_NW.view(torch.uint8).int()].flatten(1)[:, :vocabulary]
 
 
 def _refused(reason: object) -> ConfigError:

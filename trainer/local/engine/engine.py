@@ -26,7 +26,7 @@ from agl.trainer.engines.base import Completion, Sampling, StopReason, check_pro
 from agl.trainer.local.engine.forward import SlotModel
 from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, SlotCache, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
-from agl.trainer.local.grammar import Grammars, hide
+from agl.trainer.local.grammar import Grammars, hidden
 from agl.trainer.local.lora import Adapters
 from agl.trainer.local.memory import training_bytes
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
@@ -458,7 +458,8 @@ class LocalEngine:
         rows = [self._running[place] for place in places]
         warp = warp or Warp.of([row.sampling for row in rows], self.device)
         if any(row.matcher for row in rows):
-            logits = hide(logits, torch.from_numpy(self._grammars.bits([row.matcher for row in rows])))
+            bits = torch.from_numpy(self._grammars.bits([row.matcher for row in rows])).to(self.device)
+            logits = logits.masked_fill(hidden(bits, self.vocabulary), torch.finfo(logits.dtype).min)
         distribution = warp.logprobs(logits)
         drawn, drawn_logprobs = warp.draw(distribution, [row.uniforms.next() for row in rows])
         ends: dict[int, StopReason | AglError] = {}

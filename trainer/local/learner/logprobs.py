@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.local.attention import attention
-from agl.trainer.local.grammar import hide
+from agl.trainer.local.grammar import hidden
 from agl.trainer.local.learner.microbatches import MicroBatch
 from agl.trainer.local.learner.tree_attention import TREE
 from agl.trainer.objectives.losses import entropy
@@ -150,7 +150,8 @@ class LogProbModel:
         """Log-probs and entropies [N] of the tokens after these hidden states; in float32, or the model's float64."""
         logits_NV = self._logits(backbone_output, hidden_NH)
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperatures_N[:, None]
-        logits_NV = hide(logits_NV, bits_NW)
+        if bits_NW is not None:
+            logits_NV.masked_fill_(hidden(bits_NW, logits_NV.shape[1]), torch.finfo(logits_NV.dtype).min)
         logprobs_N = -functional.cross_entropy(logits_NV, targets_N, reduction="none")
         return logprobs_N, entropy(logits_NV) if with_entropy else None
 

@@ -109,6 +109,7 @@ def collate(
     temperatures_N = np.concatenate([row.temperatures[p] for row, p in zip(rows, places, strict=True)])
     # The engine gives log-probs of a greedy answer under the model's own distribution.
     temperatures_N = np.where(temperatures_N > 0, temperatures_N, np.float32(1))
+    bits_NW = None if grammars is None else grammars.of_rows(rows, places)
     return MicroBatch(
         tokens_BT=tokens_BT,
         positions_BT=positions_BT,
@@ -119,7 +120,7 @@ def collate(
         targets_N=torch.from_numpy(np.concatenate(targets)).to(device),
         temperatures_N=torch.from_numpy(temperatures_N).to(device),
         places=places,
-        bits_NW=None if grammars is None else grammars.of_rows(rows, places),
+        bits_NW=None if bits_NW is None else bits_NW.to(device),
     )
 
 
