@@ -83,15 +83,18 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_rollout_parses_and_is_trained_exactly(way: str, untrained_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "gateways"), [*((way, 1) for way in WAYS), ("chat", 2)])
+def test_every_rollout_parses_and_is_trained_exactly(
+    way: str, gateways: int, untrained_model: Path, tmp_path: Path
+) -> None:
     agent, package = WAYS[way]
     pytest.importorskip(package)
     algorithm = agl.GRPO(
         model=str(untrained_model), group_size=4, batch_size=4, steps=2, learning_rate=1e-3, max_response_tokens=40,
         max_context=400,
     )  # fmt: skip
-    result = agl.Trainer(algorithm, n_workers=4, directory=tmp_path, progress=False, max_attempts=1).fit(agent, TASKS)
+    options: dict[str, Any] = {"max_attempts": 1, "gateways": gateways}
+    result = agl.Trainer(algorithm, n_workers=4, directory=tmp_path, progress=False, **options).fit(agent, TASKS)
     first = result.history[0]
     assert first["train/rollouts"] == 16
     assert not first.get("train/failed")

@@ -156,6 +156,11 @@ class ServedModel(Engine):
         raise EngineError(f"{self!r} gives no log-probs of a prompt", hint="implement prompt_logprobs")
 
 
+def holds_to_grammars(engine: Engine) -> bool:
+    """Whether its answers are held to `Sampling.grammar`."""
+    return bool(getattr(engine, "grammars", False))
+
+
 def require_served_model(option: str, value: object) -> None:
     """Raise `ConfigError` for an option's value that is no `ServedModel`."""
     if not isinstance(value, ServedModel):

@@ -18,7 +18,7 @@ from agl.errors import GatewayError
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
-from agl.trainer.engines.base import Engine, Request, Sampling, check_engine, json_grammar
+from agl.trainer.engines.base import Engine, Request, Sampling, check_engine, holds_to_grammars, json_grammar
 from agl.trainer.gateway.access import Access, PendingRequest, SamplingRules
 from agl.trainer.gateway.calls import (
     ChatRequest,
@@ -274,7 +274,7 @@ class Gateway:
         """`sampling` with the request's grammar, where the engine holds to it and no tool may be called."""
         if request.tools:
             return sampling
-        if getattr(served.engine, "grammars", False):
+        if holds_to_grammars(served.engine):
             return replace(sampling, grammar=json_grammar(request.sampling.grammar, served.stop_token_ids))
         if not self._told_of_schemas:
             self._told_of_schemas = True

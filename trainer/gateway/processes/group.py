@@ -20,7 +20,7 @@ from agl.errors import AglError, ConfigError, GatewayError
 from agl.mdp.selection import Selection
 from agl.mdp.types import Call
 from agl.tracing.system_prompts import SystemPrompts
-from agl.trainer.engines.base import Completion, Engine, Request
+from agl.trainer.engines.base import Completion, Engine, Request, holds_to_grammars
 from agl.trainer.gateway.access import Access, SamplingRules
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
@@ -112,7 +112,7 @@ class GatewayProcesses(Gateway):
 
     def _serve(self, process: _Process, name: str) -> Awaitable[None]:
         served = self.served(name)
-        facts = (served.stop_token_ids, served.engine.max_context)
+        facts = (served.stop_token_ids, served.engine.max_context, holds_to_grammars(served.engine))
         return process.peer.call("serve", name, self._renderings[name], *facts)
 
     @contextlib.asynccontextmanager

@@ -30,8 +30,8 @@ from agl.trainer.rendering.rendering import Rendering
 class _Engine:
     """A policy's engine, in the parent."""
 
-    def __init__(self, peer: Peer, max_context: int) -> None:
-        self._peer, self.max_context = peer, max_context
+    def __init__(self, peer: Peer, max_context: int, grammars: bool) -> None:
+        self._peer, self.max_context, self.grammars = peer, max_context, grammars
 
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """See `agl.trainer.engines.Engine.generate`."""
@@ -85,9 +85,10 @@ class Worker:
         rendering: bytes,
         stop_token_ids: tuple[int, ...],
         max_context: int,
+        grammars: bool,
     ) -> None:
         """Serve a policy; its engine is in the parent."""
-        self._gateway.serve(name, _Engine(self.peer, max_context), _unpickled(rendering), stop_token_ids)
+        self._gateway.serve(name, _Engine(self.peer, max_context, grammars), _unpickled(rendering), stop_token_ids)
         # As a run does: collections would visit the tokenizer's and the libraries' objects each time.
         gc.collect()
         gc.freeze()
