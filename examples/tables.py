@@ -120,11 +120,13 @@ def smollm2() -> str:
     for file in sorted((EXAMPLES / "smollm2" / "results").glob("*.json")):
         run = json.loads(file.read_text("utf-8"))
         start, *imitated, after = run["measured"]
+        device = run.get("device", "CPU")
         lines.append(
             f"| {run['claim']} | {run['seed']} | {_percent(start['reward'])} "
             f"| {''.join(_percent(m['reward']) for m in imitated)} | {_percent(after['reward'])}, "
             f"{_percent(after['reward_low'])} to {_percent(after['reward_high'])} | {run['heldout']} "
-            f"| {run['imitated'] or ''} | {run['rollouts']} | {run['minutes']:.0f} |"
+            f"| {run['imitated'] or ''} | {run['rollouts']} | {run['minutes']:.0f}"
+            f"{'' if device == 'CPU' else f', {device}'} |"
         )
     return "\n".join(lines) + "\n"
 
