@@ -45,6 +45,51 @@ async def test_an_answer_and_its_record():
     assert answer.usage.total_tokens == call.ids.size
 
 
+SCHEMA = {"type": "object", "properties": {"z": {}, "a": {}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+@in_loop
+async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_record():
+    async with serving(["{}"]) as rig:
+        rig.engine.grammars = True
+        attempt = await rig.attempt()
+        await attempt.chat(response_format=FORMAT)
+        await attempt.chat(response_format={"type": "json_object"})
+        await attempt.chat(response_format={"type": "text"})
+        await attempt.chat()
+        await attempt.chat(response_format=FORMAT, tools=TOOLS)
+        await attempt.chat(response_format=FORMAT, tools=TOOLS, tool_choice="none")
+        calls = await attempt.close()
+    grammars = [asked.sampling.grammar for asked in rig.engine.asked]
+    assert [call.grammar for call in calls] == grammars
+    schemas = [json.loads(grammar)["schema"] if grammar else None for grammar in grammars]
+    assert schemas == [SCHEMA, {"type": "object"}, None, None, None, SCHEMA]
+    assert [*schemas[0]["properties"]] == ["z", "a"]
+    assert json.loads(grammars[0])["stop"] == [*rig.engine.asked[0].sampling.stop_token_ids]
+
+
+@in_loop
+async def test_an_engine_that_holds_to_no_schema_answers_and_one_line_says_so(caplog):
+    async with serving(["{}"]) as rig:
+        attempt = await rig.attempt()
+        for _ in range(3):
+            await attempt.chat(response_format=FORMAT)
+        calls = await attempt.close()
+    assert [call.grammar for call in calls] == ["", "", ""]
+    [said] = [record.getMessage() for record in caplog.records if "JSON schema" in record.getMessage()]
+    assert "ScriptedEngine does not enforce" in said
+
+
+@in_loop
+async def test_a_format_without_a_schema_is_refused():
+    async with serving(["{}"]) as rig:
+        attempt = await rig.attempt()
+        with pytest.raises(openai.BadRequestError, match="response_format has no schema"):
+            await attempt.chat(response_format={"type": "json_schema", "json_schema": {"schema": "x"}})
+        await attempt.close()
+
+
 @in_loop
 async def test_the_sync_client():
     async with serving(["yes"]) as rig:
