@@ -251,13 +251,20 @@ def test_the_interval_of_held_out_rewards_is_drawn_between_validations(chromium:
     with opened(chromium, site, f"/1/run/{run}") as page:
         canvas = page.locator(".pick .canvas canvas")
         canvas.wait_for()
-        alphas = canvas.evaluate(
-            "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data].filter((_, i) => i % 4 === 3)"
-        )
-        # The band alone is drawn in 18 % of its colour.
-        band = sum(40 <= alpha <= 52 for alpha in alphas) / len(alphas)
         low, high = ([values[f"val/reward_{end}"][k] for k in known] for end in ("low", "high"))
         height = (sum(high) - sum(low)) / 2
+        band = 0.0
+        # It is there before it is drawn.
+        for _ in range(100):
+            alphas = canvas.evaluate(
+                "(c) => [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]"
+                ".filter((_, i) => i % 4 === 3)"
+            )
+            # The band alone is drawn in 18 % of its colour.
+            band = sum(40 <= alpha <= 52 for alpha in alphas) / len(alphas)
+            if band >= 0.5 * height:
+                break
+            page.wait_for_timeout(100)
         assert band == pytest.approx(0.8 * height, abs=0.3 * height)
 
 
