@@ -151,7 +151,7 @@ class HubError(AglError):
 
 
 def described(error: BaseException) -> str:
-    """`Type: message`; the type alone of an exception that raises when it is asked for its message."""
+    """`Type: message`; the type alone of an exception whose message cannot be had."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -25,6 +25,7 @@ MODULES = {
     "verl": ("agl_verl", "verl"),
     "vllm": ("vllm",),
     "gguf": ("gguf",),
+    "structured": ("llguidance",),
     "quantize": ("bitsandbytes",),
     "postgres": ("psycopg",),
     "ray": ("ray",),

@@ -120,7 +120,7 @@ class _Open:
         handled: the exception that was being handled when it started, which is not an error of this span.
         failed: whether its tool reported a failure that the SDK does not record.
         error: what the SDK recorded as its error.
-        told: the exception of its tool that the SDK told the model.
+        reported: the exception of its tool that the SDK reported to the model.
     """
 
     around: Scope
@@ -129,7 +129,7 @@ class _Open:
     handled: BaseException | None
     failed: bool = False
     error: Any = None
-    told: BaseException | None = None
+    reported: BaseException | None = None
 
 
 class _Spans:
@@ -140,9 +140,7 @@ class _Spans:
 
     def get(self, span: Any) -> _Open | None:
         """What is known of a span, or of the span with that id."""
-        # All spans that record nothing have the same id.
-        id = span if isinstance(span, str | None) else span.span_id
-        return self._open.get(span if id == _NOOP else id)
+        return self._open.get(_key(span))
 
     def starting(self, start: Callable[..., None]) -> Callable[..., None]:
         """Make a scope of each span that starts."""
@@ -178,7 +176,7 @@ class _Spans:
             if (opened := self.get(span)) is not None:
                 opened.error, exception = error, sys.exception()
                 if span.span_data.type == "function" and exception is not opened.handled:
-                    opened.told = exception
+                    opened.reported = exception
             set_error(span, error, *args, **kwargs)
 
         return recorded
@@ -206,18 +204,19 @@ class _Spans:
         elif data.type == "function":
             attributes = {semconv.TOOL_NAME: data.name}
             scope = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
-        self._open[span if span.span_id == _NOOP else span.span_id] = _Open(
-            scope or parent, scope, run, sys.exception()
-        )
+        self._open[_key(span)] = _Open(scope or parent, scope, run, sys.exception())
 
     def _end(self, span: Any) -> None:
-        opened = self._open.pop(span if span.span_id == _NOOP else span.span_id, None)
+        opened = self._open.pop(_key(span), None)
         if opened is None or opened.scope is None:
             return
         attributes: dict[str, Any] = {}
+        error = None
+        with _undisturbed():
+            error = _error(span, opened)
         with _undisturbed():
             attributes = self._facts(span.span_data, opened, opened.scope)
-        tracing.end(opened.scope, error=_error(span, opened), attributes=attributes)
+        tracing.end(opened.scope, error=error, attributes=attributes)
 
     def _facts(self, data: Any, opened: _Open, scope: Scope) -> dict[str, Any]:
         """What a span that ends says of the work."""
@@ -240,6 +239,12 @@ class _Spans:
             opened.run.calls = [*answer.tool_calls()]
             attributes = answer.facts(content)
         return attributes
+
+
+def _key(span: Any) -> Any:
+    """A span's id, or the span itself where it records nothing: all those have the same id. An id stays as it is."""
+    id = span if isinstance(span, str | None) else span.span_id
+    return span if id == _NOOP else id
 
 
 @contextlib.contextmanager
@@ -341,8 +346,8 @@ def _error(span: Any, opened: _Open) -> BaseException | str | None:
         return error.__cause__ if wrapped else error
     if opened.failed:
         return _output_text(span.span_data.output) if content and span.span_data.output else "the tool failed"
-    if opened.told is not None and content:
-        return opened.told
+    if opened.reported is not None and content:
+        return opened.reported
     if opened.error is None:
         return None
     detail = (opened.error.get("data") or {}).get("error") if content else None

@@ -115,7 +115,7 @@ def test_every_rollout_parses_and_is_trained_exactly(
 
 
 def test_a_schema_that_cannot_be_held_is_the_agents_error(untrained_model: Path, tmp_path: Path) -> None:
-    """It is told at once what is wrong, and nothing is trained."""
+    """The error says what is wrong, and nothing is trained."""
     seen: list[str] = []
 
     @agl.rollout

@@ -50,7 +50,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCH
 
 
 @in_loop
-async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_record():
+async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_record(caplog):
     async with serving(["{}"]) as rig:
         rig.engine.grammars = True
         attempt = await rig.attempt()
@@ -67,6 +67,7 @@ async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_
     assert schemas == [SCHEMA, {"type": "object"}, None, None, None, SCHEMA]
     assert [*schemas[0]["properties"]] == ["z", "a"]
     assert json.loads(grammars[0])["stop"] == [*rig.engine.asked[0].sampling.stop_token_ids]
+    assert [r.getMessage() for r in caplog.records if "requests with tools" in r.getMessage()]
 
 
 @in_loop

@@ -32,11 +32,11 @@ GRAMMAR = json_grammar(json.dumps(SCHEMA), [STOP])
 
 
 def answers(samplings: list[Sampling], **options) -> tuple[list[np.ndarray], list[Completion]]:
-    engine, asked = engine_for(tiny_model(), **options), prompts(len(samplings))
-    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+    engine, requested = engine_for(tiny_model(), **options), prompts(len(samplings))
+    for i, (prompt, sampling) in enumerate(zip(requested, samplings, strict=True)):
         engine.submit(i, prompt, sampling)
     done = finish(engine)
-    return asked, [done[i] for i in range(len(samplings))]
+    return requested, [done[i] for i in range(len(samplings))]
 
 
 def call(i: int, prompt, answer: Completion, sampling: Sampling) -> Call:
@@ -67,10 +67,10 @@ def samplings() -> list[Sampling]:
 
 
 def test_every_answer_fits_its_schema_whatever_is_sampled_beside_it():
-    asked = samplings()
-    _, done = answers(asked, max_batch=4)
+    requested = samplings()
+    _, done = answers(requested, max_batch=4)
     tokenizer, kinds = tiny_tokenizer(), set()
-    for sampling, answer in zip(asked, done, strict=True):
+    for sampling, answer in zip(requested, done, strict=True):
         if not sampling.grammar:
             assert answer.token_ids.size == 12
             continue
@@ -109,9 +109,9 @@ def test_the_logprob_is_that_of_the_choice_among_what_may_come():
 @pytest.mark.parametrize("build", [merge, unmerged])
 @pytest.mark.parametrize("config", [{}, {"share_prefixes": False}])
 def test_the_learner_gives_the_logprobs_that_the_engine_gave(build, config):
-    asked = samplings()[:13]
-    given, done = answers(asked)
-    calls = [call(i, *one) for i, one in enumerate(zip(given, done, asked, strict=True))]
+    requested = samplings()[:13]
+    given, done = answers(requested)
+    calls = [call(i, *one) for i, one in enumerate(zip(given, done, requested, strict=True))]
     made = rows(calls, build)
     assert any(row.grammars for row in made)
     subject = learner(**config)

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from agl.errors import GatewayError
+from agl.extras import install_line
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
@@ -68,7 +69,7 @@ class Gateway:
         self._policies: dict[str, ServedPolicy] = {}
         self._accesses: dict[tuple[str, int], Access] = {}
         self._gate = Gate()
-        self._told_of_schemas = False
+        self._not_held: set[str] = set()
 
     # -- policies -----------------------------------------------------------------------------------------------------
 
@@ -271,18 +272,18 @@ class Gateway:
         return results
 
     def _held(self, served: ServedPolicy, request: ChatRequest, sampling: Sampling) -> Sampling:
-        """`sampling` with the request's grammar, where the engine holds to it and no tool may be called."""
-        if request.tools:
-            return sampling
-        if holds_to_grammars(served.engine):
+        """`sampling` with the request's grammar, where the engine holds to it and no tool may be called; else one line
+        says why not."""
+        if not holds_to_grammars(served.engine):
+            engine = type(served.engine).__name__
+            why = f"{engine} does not enforce one; the local engine does: {install_line('structured')}"
+        elif request.tools:
+            why = "it is not enforced in requests with tools, where an answer may be a call"
+        else:
             return replace(sampling, grammar=json_grammar(request.sampling.grammar, served.stop_token_ids))
-        if not self._told_of_schemas:
-            self._told_of_schemas = True
-            log.warning(
-                "an agent requests answers in a JSON schema, which %s does not enforce; the local engine does: "
-                'pip install "agl[structured]"',
-                type(served.engine).__name__,
-            )
+        if why not in self._not_held:
+            self._not_held.add(why)
+            log.warning("an agent requests answers in a JSON schema: %s", why)
         return sampling
 
     async def _rendered(

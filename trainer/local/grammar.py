@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agl.errors import ConfigError
+from agl.extras import require
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import IntArray
 
@@ -54,9 +55,11 @@ class Grammars:
 
         Raises:
             ConfigError: the schema cannot be held.
+            MissingExtraError: llguidance is not installed.
         """
         if not grammar:
             return None
+        require("an answer in a JSON schema", "structured")
         from llguidance import LLMatcher
 
         parts = json.loads(grammar)

@@ -167,7 +167,7 @@ class SlotModel:
     def _decode_padded(self, tokens: Tensor) -> Tensor:
         """`decode` for a power of two of rows, those beyond the last being padding, and columns in coarse steps."""
         n, [cache] = len(tokens), self.caches
-        rows, window = power_of_two(n), coarse(self._columns)
+        rows, window = min(power_of_two(n), cache.max_slots), coarse(self._columns)
         cache.reserve(rows, window, n)
         inputs = torch.nn.functional.pad(torch.stack([tokens, self._positions[:, 0]]), (0, rows - n), value=-1)
         new, at = inputs[:, :, None]
