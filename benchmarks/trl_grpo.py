@@ -2,11 +2,13 @@
 
     python benchmarks/trl_grpo.py [--trl-python PATH] [--cases single long] [--rounds 2] [--steps 6]
     python benchmarks/trl_grpo.py --model DIR --threads 2 --rollouts 64    # a real model in place of the tiny one
+    python benchmarks/trl_grpo.py --model DIR --device cuda --cores 8 --threads 4
 
-The same policy from scratch, tasks, rewards, groups, sampling and optimiser, in float32, each side on the same cores.
-TRL samples in its own process with `generate`; agl's side is an agent that calls the OpenAI SDK over HTTP, with its
-spans, calls and rewards in SQLite. The sides take turns; each turn is a new process, whose first steps do not count.
-"single" is a short question and answer, "long" puts a system prompt of 2,000 tokens before it.
+The same policy from scratch, tasks, rewards, groups, sampling and optimiser, each side on the same cores: float32
+weights, on cuda computing in bfloat16. TRL samples in its own process with `generate`; agl's side is an agent that
+calls the OpenAI SDK over HTTP, with its spans, calls and rewards in SQLite. The sides take turns; each turn is a new
+process, whose first steps do not count. "single" is a short question and answer, "long" puts a system prompt of 2,000
+tokens before it.
 
 `--trl-python` is the interpreter of an environment that has TRL; without it, one is made on first use.
 This file cannot be called trl.py: verl, which `verl_bridge.py` runs from this folder, would take it for TRL.
@@ -96,7 +98,9 @@ class Clock:
 # -- the two sides, each in a process of its own ----------------------------------------------------------------------
 
 
-def trl(case: Case, model: str, steps: int, threads: int, system: str, directory: str, rate: float) -> list[Step]:
+def trl(
+    case: Case, model: str, steps: int, threads: int, system: str, directory: str, rate: float, device: str
+) -> list[Step]:
     """Steps of TRL's trainer."""
     import torch
     from datasets import Dataset
@@ -120,10 +124,11 @@ def trl(case: Case, model: str, steps: int, threads: int, system: str, directory
 
     trainer = GRPOTrainer(
         # sdpa is faster than eager here, gradient checkpointing (TRL's default) slower than none.
-        AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa"),
+        AutoModelForCausalLM.from_pretrained(model, attn_implementation="sdpa", dtype="float32"),
         reward_funcs=reward,
         args=GRPOConfig(
-            output_dir=directory, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            output_dir=directory, use_cpu=device == "cpu", bf16=device == "cuda", gradient_checkpointing=False,
+            report_to="none",
             save_strategy="no", logging_steps=1, disable_tqdm=True, max_steps=steps, learning_rate=rate,
             lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=0.95, max_grad_norm=1.0, beta=0.0,
             epsilon=0.2, loss_type="dapo", scale_rewards="group", temperature=1.0, num_generations=case.group,
@@ -152,7 +157,9 @@ async def agent(task: dict[str, Any]) -> float:
     return reward_of(answer.choices[0].message.content or "")
 
 
-def agl(case: Case, model: str, steps: int, threads: int, system: str, directory: str, rate: float) -> list[Step]:
+def agl(
+    case: Case, model: str, steps: int, threads: int, system: str, directory: str, rate: float, device: str
+) -> list[Step]:
     """Steps of agl's trainer."""
     import agl
     from agl.trainer.run.callbacks import Callback, Entry, RunView
@@ -166,7 +173,7 @@ def agl(case: Case, model: str, steps: int, threads: int, system: str, directory
 
     algorithm = agl.GRPO(
         model=model, group_size=case.group, batch_size=case.batch, steps=steps, learning_rate=rate, betas=(0.9, 0.95),
-        max_response_tokens=TOKENS, device="cpu", threads=threads, max_batch=case.batch * case.group,
+        max_response_tokens=TOKENS, device=device, threads=threads, max_batch=case.batch * case.group,
         checkpoint_every=steps, val_before_train=False,
     )  # fmt: skip
     trainer = agl.Trainer(
@@ -243,7 +250,7 @@ def turn(side: str, python: Path, name: str, options: argparse.Namespace, model:
         job = {
             "side": side, "case": asdict(CASES[name]), "model": str(model), "steps": WARM + options.steps,
             "threads": options.threads, "system": system, "directory": scratch,
-            "rate": 5e-4 if options.model is None else 1e-5,
+            "device": options.device, "rate": 5e-4 if options.model is None else 1e-5,
         }  # fmt: skip
         environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads), "HF_HUB_OFFLINE": "1"}
         out = Path(scratch) / "steps.json"
@@ -305,6 +312,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cores", type=int, default=2, help="cores of either side")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of either side")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--model", help="directory or GGUF file to train in place of a tiny policy")
     parser.add_argument("--rollouts", type=int, help="of a step, instead of 128 and 32")
     parser.add_argument("--policies", type=Path, help="keep the policies here, and take those that are there")

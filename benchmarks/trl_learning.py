@@ -1,11 +1,12 @@
 """What GRPO by agl and by TRL make of the same real model, with the same tasks, rollouts, learning rate and loss.
 
-    python benchmarks/trl_learning.py --seeds 0 1 2 [--trl-python PATH] [--steps 20]
+    python benchmarks/trl_learning.py --seeds 0 1 2 [--trl-python PATH] [--steps 20] [--device cuda]
 
 SmolLM2-135M-Instruct learns sums of two numbers (`examples/smollm2`, "arithmetic"): all weights, 8 tasks x 8 rollouts a
-step. agl's side is that example's LangChain agent over HTTP, TRL's a reward function; each runs in a new process on two
-cores. Both policies are measured by agl on the same held-out tasks. Reward per rollout is the curve of the held-out
-share over equal rollouts; minutes are processor time of training, without measuring.
+step. agl's side is that example's LangChain agent over HTTP, TRL's a reward function; each runs in a new process. Both
+policies are measured by agl on the same held-out tasks. Reward per rollout is the curve of the held-out share over
+equal rollouts; minutes are processor time of training, without measuring, and seconds the median step's. On cuda both
+sides have float32 weights and compute in bfloat16.
 
 `--keep DIR`: each run's facts, and runs that are there are not made again. `--trl-python` is the interpreter of an
 environment that has TRL; without it, one is made on first use.
@@ -14,11 +15,14 @@ environment that has TRL; without it, one is made on first use.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,16 +40,20 @@ def trl(job: dict[str, Any]) -> dict[str, Any]:
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(job["threads"])
+    cuda = job["device"] == "cuda"
     rewards: list[float] = []
     began: list[float] = []
+    ends: list[float] = []
 
     class Watch(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             began.append(sum(psutil.Process().cpu_times()[:2]))
+            ends.append(time.perf_counter())
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
             if logs and "reward" in logs:
                 rewards.append(float(logs["reward"]))
+                ends.append(time.perf_counter())
                 print(f"step {len(rewards)}: reward {rewards[-1]:.3f}", flush=True)
 
     def reward(completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
@@ -57,7 +65,7 @@ def trl(job: dict[str, Any]) -> dict[str, Any]:
         AutoModelForCausalLM.from_pretrained(job["model"], attn_implementation="sdpa", dtype="float32"),
         reward_funcs=reward,
         args=GRPOConfig(
-            output_dir=job["directory"], use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
+            output_dir=job["directory"], use_cpu=not cuda, bf16=cuda, gradient_checkpointing=False, report_to="none",
             save_strategy="no", logging_steps=1, disable_tqdm=True, max_steps=job["steps"], learning_rate=RATE,
             lr_scheduler_type="constant", max_grad_norm=1.0, beta=0.0, epsilon=0.2, loss_type="dapo",
             scale_rewards="group", temperature=1.0, num_generations=GROUP, per_device_train_batch_size=BATCH * GROUP,
@@ -77,7 +85,7 @@ def trl(job: dict[str, Any]) -> dict[str, Any]:
     policy = f"{job['directory']}/policy"
     trainer.save_model(policy)
     trainer.processing_class.save_pretrained(policy)
-    return {"train": rewards, "minutes": minutes, "policy": policy}
+    return {"train": rewards, "minutes": minutes, "seconds": _median_step(ends), "policy": policy}
 
 
 def agl_side(job: dict[str, Any]) -> dict[str, Any]:
@@ -94,21 +102,33 @@ def agl_side(job: dict[str, Any]) -> dict[str, Any]:
         return sum(sum(p.cpu_times()[:2]) for p in (me, *me.children(recursive=True)))
 
     ends: list[float] = []
+    after = began = used()
 
     class Watch(Callback):
+        def on_start(self, run: RunView) -> None:
+            ends.append(time.perf_counter())
+
         def on_step(self, run: RunView, entry: Entry) -> None:
-            ends.append(used())
+            nonlocal after
+            after = used()
+            ends.append(time.perf_counter())
 
     grpo = agl.GRPO(
         model=job["gguf"], chat_template=TEMPLATE, steps=job["steps"], group_size=GROUP, batch_size=BATCH,
         learning_rate=RATE, max_context=256, max_response_tokens=TOKENS, threads=job["threads"], max_batch=64,
-        checkpoint_every=job["steps"],
+        device=job["device"], checkpoint_every=job["steps"],
     )  # fmt: skip
     run = agl.Trainer(grpo, n_workers=32, directory=job["directory"], seed=job["seed"], callbacks=[Watch()])
-    began = used()
     result = run.fit(arithmetic.build(NOWHERE), job["tasks"])
     train = [entry["train/reward"] for entry in result.history if "train/reward" in entry]
-    return {"train": train, "minutes": (ends[-1] - began) / 60, "policy": str(result.policy)}
+    return {
+        "train": train, "minutes": (after - began) / 60, "seconds": _median_step(ends), "policy": str(result.policy),
+    }  # fmt: skip
+
+
+def _median_step(ends: Sequence[float]) -> float:
+    """Seconds of the median step, the first left out: it warms up."""
+    return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
 
 
 def measure(policies: dict[str, str], seed: int, n: int, directory: Path) -> dict[str, Any]:
@@ -134,7 +154,7 @@ def compare(seed: int, options: argparse.Namespace) -> dict[str, Any]:
     gguf = options.model or smollm2()
     job: dict[str, Any] = {
         "gguf": gguf, "model": str(model_directory(gguf, TEMPLATE)), "seed": seed, "steps": options.steps,
-        "threads": options.threads, "system": arithmetic.SYSTEM_PROMPT,
+        "threads": options.threads, "device": options.device, "system": arithmetic.SYSTEM_PROMPT,
         "tasks": arithmetic.questions("chain_sum", 512, seed=seed),
     }  # fmt: skip
     facts: dict[str, Any] = {}
@@ -160,8 +180,9 @@ def compare(seed: int, options: argparse.Namespace) -> dict[str, Any]:
 def table(results: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row for each seed."""
     lines = [
-        "| seed | held out: start | agl | TRL | reward of all rollouts: agl / TRL | CPU minutes: agl / TRL |",
-        "|---|---|---|---|---|---|",
+        "| seed | held out: start | agl | TRL | reward of all rollouts: agl / TRL | s/step: agl / TRL "
+        "| CPU minutes: agl / TRL |",
+        "|---|---|---|---|---|---|---|",
     ]
     for facts in results:
         shares = {
@@ -172,7 +193,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         mean = [sum(side["train"]) / len(side["train"]) for side in (ours, theirs)]
         lines.append(
             f"| {facts['seed']} | {shares['start']} | {shares['agl']} | {shares['trl']} "
-            f"| {mean[0]:.3f} / {mean[1]:.3f} | {ours['minutes']:.1f} / {theirs['minutes']:.1f} |"
+            f"| {mean[0]:.3f} / {mean[1]:.3f} | {ours['seconds']:.1f} / {theirs['seconds']:.1f} "
+            f"| {ours['minutes']:.1f} / {theirs['minutes']:.1f} |"
         )
     return "\n".join(lines)
 
@@ -185,6 +207,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--heldout", type=int, default=256, help="tasks that measure")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--model", help="another model than SmolLM2")
     parser.add_argument("--trl-python", type=Path, help="interpreter with TRL")
     parser.add_argument("--keep", type=Path, default=Path("runs/trl-learning"))
