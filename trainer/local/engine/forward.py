@@ -77,7 +77,6 @@ class SlotModel:
         self.longest = [*(SHORTEST * FACTOR**step for step in range(steps)), sys.maxsize]
         self.caches = [SlotCache(self.shape, max_slots) for _ in self.longest]
         self._hidden = torch.finfo(self.shape.dtype).min
-        self._decoding: list[_Decoding] = []
         self._graphs = Graphs(device)
         self._graphs_of = 0
 
@@ -143,31 +142,31 @@ class SlotModel:
     def begin_decode(self, lengths: Sequence[int], policies: Sequence[str], rows: Sequence[int]) -> None:
         """The next `decode` feeds the rows in slots 0.. of each cache, as many as `rows` says of it, the first cache's
         first; they hold `lengths` tokens and are those policies'."""
-        self._policies, self._columns = list(policies), max(lengths)
+        self._policies = list(policies)
         self._positions = torch.tensor(lengths, device=self.device)[:, None] - 1
-        ends = np.cumsum(rows).tolist()
-        self._decoding = [
-            _Decoding(cache, self._positions[end - n : end], max(lengths[end - n : end]), self._hidden)
-            for cache, n, end in zip(self.caches, rows, ends, strict=False)
-            if n
-        ]
+        parts = [slice(end - n, end) for n, end in zip(rows, np.cumsum(rows).tolist(), strict=True)]
+        self._parts = [(cache, part) for cache, part in zip(self.caches, parts, strict=False) if part.stop > part.start]
+        self._columns = [max(lengths[part]) for _, part in self._parts]
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Feed one token [B] to each row; the logits that follow, [B, V]."""
         self._positions.add_(1)
-        self._columns += 1
+        self._columns = [columns + 1 for columns in self._columns]
         if self._padded and len({*self._policies}) == 1:
             return self._decode_padded(tokens)
-        for part in self._decoding:
-            part.advance()
-        caches, masks = [part.cache for part in self._decoding], [part.mask for part in self._decoding]
-        cache = caches[0] if len(caches) == 1 else JoinedCache(caches, masks)
-        return self._run(tokens[:, None], self._positions, masks[-1], cache, self._policies, 1)[:, -1]
+        masks = []
+        for (cache, part), columns in zip(self._parts, self._columns, strict=True):
+            n = part.stop - part.start
+            cache.reserve(n, columns, n)
+            masks.append(self._aim(cache, slice(0, n), rounded(columns, cache), self._positions[part]))
+        caches = [cache for cache, _ in self._parts]
+        joined = caches[0] if len(caches) == 1 else JoinedCache(caches, masks)
+        return self._run(tokens[:, None], self._positions, masks[-1], joined, self._policies, 1)[:, -1]
 
     def _decode_padded(self, tokens: Tensor) -> Tensor:
         """`decode` for a power of two of rows, those beyond the last being padding, and columns in coarse steps."""
         n, [cache] = len(tokens), self.caches
-        rows, window = min(power_of_two(n), cache.max_slots), coarse(self._columns)
+        rows, window = min(power_of_two(n), cache.max_slots), coarse(self._columns[0])
         cache.reserve(rows, window, n)
         inputs = torch.nn.functional.pad(torch.stack([tokens, self._positions[:, 0]]), (0, rows - n), value=-1)
         new, at = inputs[:, :, None]
@@ -199,12 +198,15 @@ class SlotModel:
         positions: Tensor,
     ) -> Tensor:
         """Compute tokens [n, q] of the rows in n slots, which see `window` columns; negative positions are padding."""
+        mask = self._aim(cache, slots, window, positions)
+        return self._run(tokens, positions.clamp(min=0), mask, cache, policies, keep)
+
+    def _aim(self, cache: SlotCache, slots: slice | Tensor, window: int, positions: Tensor) -> Tensor:
+        """Let the next pass write tokens at `positions` [n, q] of the rows in n slots; the mask with which it reads."""
         every = torch.arange(slots.start, slots.stop, device=self.device) if isinstance(slots, slice) else slots
         cache.aim(slots, window, cache.places(every, positions))
         # A padded query sees column 0, so that its softmax is finite; nobody reads its output.
-        at = positions.clamp(min=0)
-        mask = visible(at, window, self._hidden, self.shape.dtype)
-        return self._run(tokens, at, mask, cache, policies, keep)
+        return visible(positions.clamp(min=0), window, self._hidden, self.shape.dtype)
 
     def _run(
         self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, policies: Sequence[str], keep: int
@@ -218,41 +220,6 @@ class SlotModel:
                 use_cache=True,
                 logits_to_keep=keep,
             ).logits
-
-
-class _Decoding:
-    """The rows of one cache while they are decoded.
-
-    Args:
-        positions: of their newest tokens [rows, 1], moved on by whoever decodes. columns: tokens of the longest.
-        hidden: what a mask adds to columns that are not seen.
-
-    Attributes:
-        mask: additive, [rows, 1, 1, window].
-    """
-
-    def __init__(self, cache: SlotCache, positions: Tensor, columns: int, hidden: float) -> None:
-        self.cache, self._positions, self._columns, self._hidden = cache, positions, columns, hidden
-        self._window = 0
-        self.mask = torch.empty(0)
-
-    def advance(self) -> None:
-        """Their next tokens are at `positions`: show those columns, and aim the cache at them."""
-        self._columns += 1
-        rows = len(self._positions)
-        if self._columns > self._window:
-            self.cache.reserve(rows, self._columns, rows)
-            self._window = rounded(self._columns, self.cache)
-            every = torch.arange(rows, device=self._positions.device)
-            self._places = self.cache.places(every, self._positions)
-            self.mask = visible(self._positions, self._window, self._hidden, self.cache.shape.dtype)
-            self._flat_mask = self.mask.view(-1)
-            self._newest = every * self._window + self._positions[:, 0]
-        else:
-            self._places.add_(1)
-            self._newest.add_(1)
-            self._flat_mask.index_fill_(0, self._newest, 0.0)
-        self.cache.aim(slice(0, rows), self._window, self._places)
 
 
 def power_of_two(n: int) -> int:
