@@ -107,7 +107,7 @@ def main() -> None:
     learner = Learner(model, LearnerConfig(learning_rate=0.0), device, tokenizer=tokenizer)
     rng = np.random.default_rng(0)
     prompts = [rng.integers(1, engine.vocabulary, PROMPT).astype(np.int32) for _ in range(args.agents)]
-    grammar = json_grammar(SCHEMA, [tokenizer.eos_token_id])
+    grammar = json_grammar([("", json.loads(SCHEMA), "")], [tokenizer.eos_token_id])
     answers = sampled(engine, prompts, grammar)
     assert all(answer.token_ids.size == TOKENS for answer in answers)
     trained = rows(prompts, answers, grammar)

@@ -66,6 +66,13 @@ MUTATIONS = (
         unit("grammar", "test_the_learner_gives_the_logprobs_that_the_engine_gave"),
     ),
     Mutation(
+        "a forced call is held to the id of a placeholder",
+        "trainer/rendering/toolchoice.py",
+        " or CALL_ID in between + close",
+        "",
+        unit("rendering", "test_a_forced_call_in_another_form_or_with_an_id_goes_on_freely"),
+    ),
+    Mutation(
         "mask shifted by a token",
         "core/mdp/sequence.py",
         "sampled_N = np.arange(n) >= n_prompt\n",

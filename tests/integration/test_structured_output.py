@@ -74,12 +74,74 @@ def langchain(task: dict[str, str], llm: agl.LLM) -> float:
     return fits(model.with_structured_output(Sum, method="json_schema").invoke(task["question"]))
 
 
+TOOL: Any = {"type": "function", "function": {"name": "answer", "parameters": Sum.model_json_schema()}}
+OTHER: Any = {"type": "function", "function": {"name": "sum", "parameters": Sum.model_json_schema()}}
+
+
+def called(task: dict[str, str], llm: agl.LLM, tools: Any, choice: Any) -> float:
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    answer = client.chat.completions.create(model=llm.model, messages=messages, tools=tools, tool_choice=choice)
+    [call] = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name in ("answer", "sum")
+    return fits(Sum.model_validate_json(call.function.arguments))
+
+
+@agl.rollout
+def named_tool(task: dict[str, str], llm: agl.LLM) -> float:
+    return called(task, llm, [TOOL, OTHER], {"type": "function", "function": {"name": "answer"}})
+
+
+@agl.rollout
+def any_tool(task: dict[str, str], llm: agl.LLM) -> float:
+    return called(task, llm, [TOOL, OTHER], "required")
+
+
+@agl.rollout
+async def pydantic_ai_tool(task: dict[str, str], llm: agl.LLM) -> float:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    provider = OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key)
+    agent = Agent(OpenAIChatModel(llm.model, provider=provider), output_type=Sum, retries=0)
+    return fits((await agent.run(task["question"])).output)
+
+
+@agl.rollout
+def langchain_tool(task: dict[str, str], llm: agl.LLM) -> float:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)  # type: ignore[arg-type]
+    return fits(model.with_structured_output(Sum, method="function_calling").invoke(task["question"]))
+
+
+@agl.rollout
+def anthropic_tool(task: dict[str, str], llm: agl.LLM) -> float:
+    from anthropic import Anthropic
+
+    client = Anthropic(base_url=llm.endpoint.removesuffix("/v1"), api_key=llm.api_key)
+    tools: Any = [{"name": "answer", "input_schema": Sum.model_json_schema()}]
+    choice: Any = {"type": "tool", "name": "answer"}
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    answer = client.messages.create(model=llm.model, max_tokens=100, messages=messages, tools=tools, tool_choice=choice)
+    [block] = answer.content
+    assert block.type == "tool_use"
+    return fits(Sum.model_validate(block.input))
+
+
 WAYS = {
     "chat": (chat, "openai"),
     "responses": (responses, "openai"),
     "pydantic_ai": (pydantic_ai, "pydantic_ai"),
     "openai_agents": (openai_agents, "agents"),
     "langchain": (langchain, "langchain_openai"),
+    "named_tool": (named_tool, "openai"),
+    "any_tool": (any_tool, "openai"),
+    "pydantic_ai_tool": (pydantic_ai_tool, "pydantic_ai"),
+    "langchain_tool": (langchain_tool, "langchain_openai"),
+    "anthropic_tool": (anthropic_tool, "anthropic"),
 }
 
 
@@ -90,8 +152,8 @@ def test_every_rollout_parses_and_is_trained_exactly(
     agent, package = WAYS[way]
     pytest.importorskip(package)
     algorithm = agl.GRPO(
-        model=str(untrained_model), group_size=4, batch_size=4, steps=2, learning_rate=1e-3, max_response_tokens=40,
-        max_context=400,
+        model=str(untrained_model), group_size=4, batch_size=4, steps=2, learning_rate=1e-3, max_response_tokens=60,
+        max_context=500,
     )  # fmt: skip
     options: dict[str, Any] = {"max_attempts": 1, "gateways": gateways}
     result = agl.Trainer(algorithm, n_workers=4, directory=tmp_path, progress=False, **options).fit(agent, TASKS)
@@ -111,7 +173,7 @@ def test_every_rollout_parses_and_is_trained_exactly(
 
     found = asyncio.run(calls())
     assert len(found) >= 32
-    assert all(call.grammar and call.finish_reason == "stop" for call in found)
+    assert all(call.grammar and call.finish_reason in ("stop", "tool_calls") for call in found)
 
 
 def test_a_schema_that_cannot_be_held_is_the_agents_error(untrained_model: Path, tmp_path: Path) -> None:

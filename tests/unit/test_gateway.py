@@ -63,11 +63,35 @@ async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_
         calls = await attempt.close()
     grammars = [asked.sampling.grammar for asked in rig.engine.asked]
     assert [call.grammar for call in calls] == grammars
-    schemas = [json.loads(grammar)["schema"] if grammar else None for grammar in grammars]
+    forms = [json.loads(grammar)["forms"] if grammar else None for grammar in grammars]
+    assert all(texts == [["", texts[0][1], ""]] for texts in forms if texts)
+    schemas = [texts and texts[0][1] for texts in forms]
     assert schemas == [SCHEMA, {"type": "object"}, None, None, None, SCHEMA]
     assert [*schemas[0]["properties"]] == ["z", "a"]
     assert json.loads(grammars[0])["stop"] == [*rig.engine.asked[0].sampling.stop_token_ids]
     assert [r.getMessage() for r in caplog.records if "requests with tools" in r.getMessage()]
+
+
+@in_loop
+async def test_a_forced_call_is_held_to_the_parameters_of_its_tool_and_no_other_call_is(caplog):
+    async with serving(["{}"]) as rig:
+        rig.engine.grammars = True
+        attempt = await rig.attempt()
+        name = TOOLS[0]["function"]["name"]
+        tools = [*TOOLS, {"type": "function", "function": {"name": "other", "parameters": SCHEMA}}]
+        for choice in ({"type": "function", "function": {"name": name}}, "required", "auto"):
+            await attempt.chat(tools=tools, tool_choice=choice)
+        calls = await attempt.close()
+    assert [call.grammar for call in calls] == [asked.sampling.grammar for asked in rig.engine.asked]
+    named, any_tool, free = (json.loads(call.grammar)["forms"] if call.grammar else None for call in calls)
+    assert free is None
+    [[before, schema, after]] = named
+    assert schema == TOOLS[0]["function"]["parameters"]
+    opening = quick_tokenizer().decode(calls[0].prompt_ids).rpartition("<|im_start|>assistant\n")[2]
+    whole = opening + before + "{}" + after
+    assert whole == f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+    assert [form[0] for form in any_tool] == [f'{tool["function"]["name"]}", "arguments": ' for tool in tools]
+    assert not caplog.records
 
 
 @in_loop

@@ -18,6 +18,7 @@ from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Call, Trajectory, Transition
 from agl.trainer.engines.base import Completion, Sampling, json_grammar
 from agl.trainer.local.config import LearnerConfig
+from agl.trainer.local.grammar import Grammars
 from agl.trainer.local.learner.learner import Learner
 
 torch.set_num_threads(1)
@@ -28,7 +29,7 @@ SCHEMA = {
     "required": ["kind", "n"],
     "additionalProperties": False,
 }
-GRAMMAR = json_grammar(json.dumps(SCHEMA), [STOP])
+GRAMMAR = json_grammar([("", SCHEMA, "")], [STOP])
 
 
 def answers(samplings: list[Sampling], **options) -> tuple[list[np.ndarray], list[Completion]]:
@@ -86,14 +87,14 @@ def test_every_answer_fits_its_schema_whatever_is_sampled_beside_it():
 
 def test_properties_come_in_the_order_of_the_schema():
     schema = {"type": "object", "properties": {"z": {"const": 1}, "a": {"const": 2}}, "required": ["a", "z"]}
-    sampling = Sampling(20, stop_token_ids=(STOP,), grammar=json_grammar(json.dumps(schema), [STOP]))
+    sampling = Sampling(20, stop_token_ids=(STOP,), grammar=json_grammar([("", schema, "")], [STOP]))
     _, [answer] = answers([sampling])
     assert tiny_tokenizer().decode(answer.token_ids[:-1]).startswith('{"z": 1, "a": 2')
 
 
 def test_the_logprob_is_that_of_the_choice_among_what_may_come():
     """By hand: after `"` there are two letters, and after the first of them nothing is left to choose."""
-    grammar = json_grammar('{"enum": ["ab", "cd"]}', [STOP])
+    grammar = json_grammar([("", {"enum": ["ab", "cd"]}, "")], [STOP])
     sampling = Sampling(10, temperature=0.8, stop_token_ids=(STOP,), grammar=grammar)
     [prompt], [answer] = answers([sampling])
     tokenizer, model = tiny_tokenizer(), tiny_model()
@@ -124,7 +125,7 @@ def test_the_learner_gives_the_logprobs_that_the_engine_gave(build, config):
 
 def test_an_update_leaves_what_could_not_come_alone():
     """The gradient of a forced token is 0: the loss of an answer in which nothing was left to choose moves nothing."""
-    forced = Sampling(10, stop_token_ids=(STOP,), grammar=json_grammar('{"const": "ab"}', [STOP]))
+    forced = Sampling(10, stop_token_ids=(STOP,), grammar=json_grammar([("", {"const": "ab"}, "")], [STOP]))
     [prompt], [answer] = answers([forced])
     [row] = rows([call(0, prompt, answer, forced)], merge)
     subject = learner(entropy_coef=0.1)
@@ -145,12 +146,47 @@ def test_a_row_in_the_middle_of_an_answer_goes_on_within_its_schema_after_an_upd
     assert json.loads(tiny_tokenizer().decode(answer.token_ids[:-1])).keys() == {"kind", "n"}
 
 
+NAMES_A = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "fits"),
+    [
+        (NAMES_A, '{"a": 1}', True),
+        (NAMES_A, '{"a": 1, "b": 2}', False),
+        (NAMES_A | {"additionalProperties": True}, '{"a": 1, "b": 2}', True),
+        ({"type": "object"}, '{"a": 1, "b": 2}', True),
+        ({"type": "array", "items": NAMES_A}, '[{"a": 1, "b": 2}]', False),
+        ({"properties": {"x": {"$ref": "#/$defs/A"}}, "$defs": {"A": NAMES_A}}, '{"x": {"b": 2}}', False),
+        ({"properties": {"properties": {"type": "integer"}}}, '{"properties": 1}', True),
+        ({"properties": {"properties": {"type": "integer"}}}, '{"additionalProperties": false}', False),
+        (NAMES_A | {"anyOf": [{"properties": {"b": {}}, "required": ["b"]}]}, '{"a": 1, "b": 2}', True),
+        ({"allOf": [NAMES_A, {"properties": {"b": {"type": "integer"}}}]}, '{"a": 1, "b": 2}', True),
+    ],
+)
+def test_properties_that_a_schema_does_not_name_are_not_written(schema, text, fits):
+    tokenizer = tiny_tokenizer()
+    matcher = Grammars(tokenizer, VOCABULARY).matcher(json_grammar([("", schema, "")], [STOP]))
+    ids = [*tokenizer.encode(text), STOP]
+    assert (matcher.validate_tokens(ids) == len(ids)) == fits
+
+
+@pytest.mark.parametrize("schema", [{"type": "nothing"}, {"$ref": "#/nowhere"}])
+def test_a_call_whose_parameters_cannot_be_held_is_a_call_still(schema):
+    """An agent may force calls without knowing of grammars, and must not fail for one."""
+    tokenizer = tiny_tokenizer()
+    matcher = Grammars(tokenizer, VOCABULARY).matcher(json_grammar([("f ", schema, " end")], [STOP]))
+    ids = [*tokenizer.encode('f {"a": 1} end'), STOP]
+    assert matcher.validate_tokens(ids) == len(ids)
+    assert matcher.validate_tokens(tokenizer.encode("f 1")) < len(tokenizer.encode("f 1"))
+
+
 @pytest.mark.parametrize(
     "schema", ['{"type": "nothing"}', '{"type": "object", "required": 3}', '{"$ref": "#/nowhere"}']
 )
 def test_a_schema_that_cannot_be_held_is_refused_when_it_is_submitted(schema):
     engine = engine_for(tiny_model())
     with pytest.raises(ConfigError, match="cannot be held to this schema"):
-        engine.submit(0, prompts(1)[0], Sampling(4, grammar=json_grammar(schema, [STOP])))
+        engine.submit(0, prompts(1)[0], Sampling(4, grammar=json_grammar([("", json.loads(schema), "")], [STOP])))
     assert not engine.has_work
     assert engine.vocabulary == VOCABULARY

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -44,9 +44,10 @@ class Sampling:
     grammar: str = ""
 
 
-def json_grammar(schema: str, stop_token_ids: Sequence[int]) -> str:
-    """The grammar of JSON that fits a schema (JSON text), its properties in the schema's order, and of a stop token."""
-    return json.dumps({"schema": json.loads(schema), "stop": [*stop_token_ids]})
+def json_grammar(forms: Iterable[tuple[str, Any, str]], stop_token_ids: Sequence[int]) -> str:
+    """The grammar of an answer in one of several forms: a text, JSON that fits a schema, its properties in the schema's
+    order, and another text; then a stop token."""
+    return json.dumps({"forms": [*forms], "stop": [*stop_token_ids]})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

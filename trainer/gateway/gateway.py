@@ -7,6 +7,7 @@ Invariant: every request that reaches an open attempt is recorded as at least on
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -253,7 +254,7 @@ class Gateway:
         prompt, forced, match = await self._rendered(pending.access, served, request)
         choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
         sampling = _sampling(served, pending.access.rules, request.sampling, prompt.size)
-        if request.sampling.grammar:
+        if request.sampling.grammar or request.force_tool:
             sampling = self._held(served, request, sampling)
         replies = [self._reply(pending, served, request, match, choice, sampling, on_tokens) for choice in choices]
         if len(replies) == 1:
@@ -272,16 +273,20 @@ class Gateway:
         return results
 
     def _held(self, served: ServedPolicy, request: ChatRequest, sampling: Sampling) -> Sampling:
-        """`sampling` with the request's grammar, where the engine holds to it and no tool may be called; else one line
-        says why not."""
+        """`sampling` with the grammar of the call that the request forces or of its schema, where the engine holds to
+        one. Of a schema that it does not hold to, one line says why."""
+        schema = request.sampling.grammar
         if not holds_to_grammars(served.engine):
             engine = type(served.engine).__name__
             why = f"{engine} does not enforce one; the local engine does: {install_line('structured')}"
+        elif request.force_tool:
+            rests = served.rendering.forced_call(request.tools, request.force_tool).rests
+            return replace(sampling, grammar=json_grammar(rests, served.stop_token_ids)) if rests else sampling
         elif request.tools:
             why = "it is not enforced in requests with tools, where an answer may be a call"
         else:
-            return replace(sampling, grammar=json_grammar(request.sampling.grammar, served.stop_token_ids))
-        if why not in self._not_held:
+            return replace(sampling, grammar=json_grammar([("", json.loads(schema), "")], served.stop_token_ids))
+        if schema and why not in self._not_held:
             self._not_held.add(why)
             log.warning("an agent requests answers in a JSON schema: %s", why)
         return sampling

@@ -1,4 +1,4 @@
-"""Answers that are held to a JSON schema: which tokens may come next, by llguidance.
+"""Answers that are held to a JSON schema, tool calls too: which tokens may come next, by llguidance.
 
 Invariant: engine and learner hide the same tokens at the same places, so the log-probs of an answer are those of the
 distribution that it was drawn from: masked, and normalised again.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,12 @@ Places = npt.NDArray[np.integer[Any]]
 _FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """As `json.dumps` writes it: of free whitespace a policy could write without end. What llguidance does not know of a
 schema holds nothing back."""
+_COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties", "dependentSchemas"}
+_NAMED, _NESTED = (
+    {"properties", "$defs", "definitions"},
+    {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf"},
+)
+"""Keywords of JSON Schema: that add properties to those beside them; that hold schemas by name; that hold schemas."""
 
 
 class Grammars:
@@ -41,6 +48,7 @@ class Grammars:
         self._words = -(-vocabulary // 32)
         self._vocabulary = vocabulary
         self._prepared = functools.cache(self._prepare)
+        self._added = {t.content: i for i, t in tokenizer.added_tokens_decoder.items()}
 
     def _prepare(self, stops: tuple[int, ...]) -> Any:
         from llguidance.hf import from_tokenizer
@@ -63,14 +71,38 @@ class Grammars:
         from llguidance import LLMatcher
 
         parts = json.loads(grammar)
-        try:
-            compiled = LLMatcher.grammar_from_json_schema(parts["schema"], overrides=_FORM)
-            matcher = LLMatcher(self._prepared(tuple(parts["stop"])), compiled, log_level=0)
-        except ValueError as error:
-            raise _refused(error) from error
+        tokenizer = self._prepared(tuple(parts["stop"]))
+        matcher = LLMatcher(tokenizer, self._lark(parts["forms"]), log_level=0)
+        if matcher.is_error() and all(before for before, _, _ in parts["forms"]):
+            # A call that the agent forces is one at least, whatever its parameters.
+            calls = [(before, {"type": "object"}, after) for before, _, after in parts["forms"]]
+            matcher = LLMatcher(tokenizer, self._lark(calls), log_level=0)
         if matcher.is_error():
-            raise _refused(matcher.get_error())
+            raise ConfigError(
+                f"answers cannot be held to this schema: {matcher.get_error()}",
+                hint="simplify the schema, or leave it out",
+            )
         return matcher
+
+    def _lark(self, forms: Sequence[tuple[str, dict[str, Any], str]]) -> str:
+        """Those forms in llguidance's dialect of Lark."""
+        # What an allOf of a schema refers to must stay open for the rest of it.
+        closed = _closed if "allOf" not in json.dumps([*forms]) else lambda schema: schema
+        rules = [
+            f"form{i}: {self._text(before)} json{i} {self._text(after)}\n"
+            f"json{i}: %json {json.dumps(closed(schema) | {'x-guidance': _FORM})}"
+            for i, (before, schema, after) in enumerate(forms)
+        ]
+        return "\n".join(["start: " + " | ".join(f"form{i}" for i in range(len(forms))), *rules])
+
+    def _text(self, text: str) -> str:
+        """A text; llguidance spells none of the tokens that were added to the vocabulary."""
+        added = "|".join(map(re.escape, sorted(self._added, key=len, reverse=True)))
+        return " ".join(
+            f"<[{self._added[piece]}]>" if piece in self._added else json.dumps(piece, ensure_ascii=False)
+            for piece in re.split(f"({added})" if added else "$^", text)
+            if piece
+        )
 
     def bits(self, matchers: Sequence[Any]) -> IntArray:
         """What may come next, int32 [N, words]: bit t % 32 of word t // 32 is token t; all of them for None."""
@@ -104,5 +136,17 @@ def hidden(bits_NW: Tensor, vocabulary: int) -> Tensor:
     return table[bits_NW.view(torch.uint8).int()].flatten(1)[:, :vocabulary]
 
 
-def _refused(reason: object) -> ConfigError:
-    return ConfigError(f"answers cannot be held to this schema: {reason}", hint="simplify the schema, or leave it out")
+def _closed(schema: Any) -> Any:
+    """A schema without the properties that it does not name, where it does not speak of others: a policy could write
+    them without end."""
+    if isinstance(schema, list):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, dict) or ("properties" in schema and not _COMBINING.isdisjoint(schema)):
+        return schema
+    closed = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            closed[key] = {name: _closed(one) for name, one in value.items()}
+        else:
+            closed[key] = _closed(value) if key in _NESTED else value
+    return {"additionalProperties": False, **closed} if "properties" in schema else closed

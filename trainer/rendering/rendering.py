@@ -14,7 +14,7 @@ from agl.errors import ConfigError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.detokenizer import Detokenizer
 from agl.trainer.rendering.normalise import Message, Tools, normalise
-from agl.trainer.rendering.toolchoice import opener
+from agl.trainer.rendering.toolchoice import ForcedCall, forced_call
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
 if TYPE_CHECKING:
@@ -103,8 +103,13 @@ class Rendering:
         Raises:
             ConfigError: no such tool, or the chat template gives no beginning of a call.
         """
-        forced = [] if force_tool is None else self._model.encode(opener(self._model.render, tools, force_tool))
+        forced = [] if force_tool is None else self._model.encode(self.forced_call(tools, force_tool).opening)
         return Prompt(int_array(np.concatenate([_array(ids), _array(forced)])), int_array(forced))
+
+    def forced_call(self, tools: Tools, force_tool: str | Literal[True]) -> ForcedCall:
+        """The call that `force` begins. Raises as it does."""
+        ends = [self._model.decode([token]) for token in self.stop_token_ids]
+        return forced_call(self._model.render, tools, force_tool, ends)
 
     def extend(
         self,

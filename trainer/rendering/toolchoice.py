@@ -6,7 +6,10 @@ tool), or its arguments (one tool).
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agl.errors import ConfigError
@@ -15,6 +18,21 @@ from agl.trainer.rendering.normalise import Tools
 NAME = "placeholder_tool"
 KEY = "placeholder_key"
 VALUE = "placeholder value"
+CALL_ID = "call00001"
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCall:
+    """A tool call that the answer must be.
+
+    Attributes:
+        opening: the text that begins it.
+        rests: the ways to end it: text, the JSON schema of what follows it, and text up to the end of the answer. Empty
+            where the template writes arguments in another form than JSON.
+    """
+
+    opening: str
+    rests: tuple[tuple[str, dict[str, Any], str], ...]
 
 
 class Render(Protocol):
@@ -34,26 +52,28 @@ def rendered_call(render: Render, tools: Tools, name: str) -> str | None:
     The call is followed by its result, since some templates write the last answer differently from earlier ones.
     """
     user = {"role": "user", "content": "placeholder"}
-    assistant = {"role": "assistant", "content": "", "tool_calls": [placeholder_call(name, "call00001")]}
-    result = {"role": "tool", "content": "placeholder", "tool_call_id": "call00001", "name": name}
+    assistant = {"role": "assistant", "content": "", "tool_calls": [placeholder_call(name, CALL_ID)]}
+    result = {"role": "tool", "content": "placeholder", "tool_call_id": CALL_ID, "name": name}
     prompt = render([user], tools, True)
     whole = render([user, assistant, result], tools, False)
     call = whole[len(prompt) :] if whole.startswith(prompt) else ""
     return call if name in call and KEY in call.partition(name)[2] else None
 
 
-def opener(render: Render, tools: Tools, force: str | bool) -> str:
-    """The text that begins a forced call.
+def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[str]) -> ForcedCall:
+    """The call that `force` asks for.
 
     Args:
         render: of the model.
         tools: of the request.
         force: a tool's name, or True for any of them.
+        ends: the texts that an answer can end with.
 
     Raises:
         ConfigError: no such tool, or the template cannot write a tool call right after its generation prompt.
     """
-    names = [str(t.get("function", t).get("name")) for t in tools or ()]
+    schemas = {str(f.get("name")): f.get("parameters") or {} for f in (t.get("function", t) for t in tools or ())}
+    names = list(schemas)
     if force is not True and force not in names:
         raise ConfigError(f"tool_choice names {force!r}, which is none of the request's tools", hint=f"tools: {names}")
     if not names:
@@ -66,10 +86,14 @@ def opener(render: Render, tools: Tools, force: str | bool) -> str:
             hint='use tool_choice="auto" with this model',
         )
     before, _, after = call.partition(name)
-    if name is NAME:
-        return before
-    between = after[: after.index(KEY)]
-    between = re.sub(r"(\{\s*\"|<[^<>]*)$", "", between)
-    if between.endswith("<arg_key>"):
-        between = between.removesuffix("<arg_key>")
-    return (before + name + between).rstrip(" ")
+    opening = before
+    if name is not NAME:
+        between = re.sub(r"(\{\s*\"|<[^<>]*)$", "", after[: after.index(KEY)]).removesuffix("<arg_key>")
+        opening = (before + name + between).rstrip(" ")
+        schemas = {name: schemas[name]}
+    between, found, rest = after.partition(json.dumps({KEY: VALUE}))
+    close = min((rest.partition(end)[0] for end in ends if end in rest), key=len, default=None)
+    if not found or close is None or CALL_ID in between + close:
+        return ForcedCall(opening, ())
+    rests = (((before + tool + between)[len(opening) :], schema, close) for tool, schema in schemas.items())
+    return ForcedCall(opening, tuple(rests))
