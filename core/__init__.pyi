@@ -70,7 +70,6 @@ from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.command import CommandAgent as CommandAgent
 from agl.trainer.runners.options import RayRunners as RayRunners
-from agl.trainer.service.client import Client as Client
 from agl.trainer.traces.stored import traces as traces
 from agl_agentlightning.algorithm import algorithm as algorithm
 from agl_agentlightning.lightning_store import LightningStore as LightningStore
@@ -79,6 +78,7 @@ from agl_agentlightning.service import LightningClient as LightningClient
 from agl_agentlightning.service import LightningServer as LightningServer
 from agl_prompts import APO as APO
 from agl_prompts import GEPA as GEPA
+from agl_service.client import Client as Client
 from agl_verl.algorithm import VERL as VERL
 
 __all__: list[str]

@@ -35,10 +35,9 @@ MODULES = {
     "openai": ("openai",),
     "agentlightning": ("agl_agentlightning",),
     "massgen": ("agl_massgen",),
+    "service": ("agl_service",),
 }  # fmt: skip
 """Extra -> modules that agl's own code imports; a module that several bring belongs to the first of them."""
-_EXTRA_OF = {"agl.Client": "server"}
-"""What needs less than the first."""
 
 
 def require(what: str, extra: str, modules: tuple[str, ...] | None = None) -> None:
@@ -59,7 +58,7 @@ def missing(what: str, module: str, extra: str) -> MissingExtraError:
 
 def install_line(extra: str) -> str:
     """How to install an extra, or several ("local,langchain"): from the clone, as agl is not on PyPI yet."""
-    package = f"./guests/{extra}" if extra in ("agentlightning", "massgen", "prompts") else f'".[{extra}]"'
+    package = f"./guests/{extra}" if extra in ("agentlightning", "massgen", "prompts", "service") else f'".[{extra}]"'
     package += " ./guests/verl" if extra == "verl" else ""
     return f"in the root of the agl clone: pip install {package}"
 
@@ -68,4 +67,4 @@ def explained(what: str, error: ModuleNotFoundError) -> MissingExtraError | None
     """The same for an import that failed; None where it has nothing to do with an extra."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in MODULES.items() if module in modules), None)
-    return None if extra is None else missing(what, module, _EXTRA_OF.get(what, extra))
+    return None if extra is None else missing(what, module, extra)

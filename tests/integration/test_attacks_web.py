@@ -30,10 +30,10 @@ from agl.trainer.report.explain import renderable
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.report.terminal import console
 from agl.trainer.runners.remote.client import CoordinatorClient
-from agl.trainer.service.server import serving as serve_service
 from agl.trainer.store import open_store
 from agl.trainer.store.http.client import HttpStore
 from agl.trainer.store.types import NewRollout, RolloutConfig
+from agl_service.server import serving as serve_service
 
 SECONDS = 60.0
 

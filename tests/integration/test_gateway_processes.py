@@ -31,10 +31,10 @@ from agl.trainer.gateway.processes.group import GatewayProcesses
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.limits import Limits
 from agl.trainer.runners.remote.worker import run_worker
-from agl.trainer.service import server
-from agl.trainer.service.client import client_agent
 from agl.trainer.store import open_store
 from agl.trainer.store.types import NewRollout
+from agl_service import server
+from agl_service.client import client_agent
 
 
 @pytest.fixture(autouse=True)

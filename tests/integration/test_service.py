@@ -22,9 +22,9 @@ from agl.errors import ConfigError, DatasetError, ServiceError
 from agl.trainer.algorithms.options import Settings, algorithm_class
 from agl.trainer.http.auth import Keys
 from agl.trainer.quickstart.tasks import arithmetic_tasks
-from agl.trainer.service.client import client_agent
-from agl.trainer.service.server import serving
 from agl.trainer.store import open_store
+from agl_service.client import client_agent
+from agl_service.server import serving
 
 CONFIG = """
 model:

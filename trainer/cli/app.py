@@ -574,7 +574,7 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Train and serve a policy for agents elsewhere: agl.Client, agl runner, or any HTTP client."""
-    from agl.trainer.cli.serve import run_serve
+    from agl_service.command import run_serve
 
     files: dict[Any, Path] = {k: v for k, v in (("train", data), ("test", test)) if v is not None}
     run_serve(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import ConfigError
+from agl.extras import require
 
 __all__ = ["LightningClient", "LightningServer"]
 
@@ -35,6 +36,7 @@ class LightningServer:
     ) -> None:
         from agl.trainer.algorithms.options import Settings
 
+        require("LightningServer", "service")
         options = {
             "model": model_path,
             "algorithm": rl_algorithm,
@@ -65,8 +67,8 @@ class LightningServer:
         """The same on the caller's event loop, until cancelled."""
         from agl.trainer.http.auth import Keys
         from agl.trainer.http.local_key import with_key
-        from agl.trainer.service.server import serve
-        from agl.trainer.service.service import Service
+        from agl_service.server import serve
+        from agl_service.service import Service
 
         def announce(service: Service) -> None:
             self.url = service.mount.url
@@ -93,7 +95,8 @@ class LightningClient:
         timeout: float | None = None,
         key: str | None = None,
     ) -> None:
-        from agl.trainer.service.client import Client, client_agent
+        require("LightningClient", "service")
+        from agl_service.client import Client, client_agent
 
         if agent_function is None:
             raise ConfigError("LightningClient() has no agent", hint="LightningClient(agent_function=my_agent)")

@@ -19,13 +19,13 @@ from agl.trainer.http.server import HttpServer
 from agl.trainer.run.data import read_tasks
 from agl.trainer.runners.loading import load_rules
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
-from agl.trainer.service.gateway_mount import GatewayMount
-from agl.trainer.service.policy import served_policy
-from agl.trainer.service.routes import build_app, operations
-from agl.trainer.service.service import Service, Split
 from agl.trainer.store import open_store
 from agl.trainer.store.http.openapi import schema as store_schema
 from agl.trainer.store.http.server import StoreRoutes
+from agl_service.gateway_mount import GatewayMount
+from agl_service.policy import served_policy
+from agl_service.routes import build_app, operations
+from agl_service.service import Service, Split
 
 
 @contextlib.asynccontextmanager

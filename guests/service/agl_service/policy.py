@@ -18,9 +18,9 @@ from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.store_coordinator import StoreCoordinator
-from agl.trainer.service.gateway_mount import GatewayMount
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import NO_RUN
+from agl_service.gateway_mount import GatewayMount
 
 
 @contextlib.asynccontextmanager

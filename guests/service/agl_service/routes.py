@@ -21,8 +21,8 @@ from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused, json_body
 from agl.trainer.http.openapi import REFERENCE, document, json_content, model_content, operation
 from agl.trainer.http.responses import answer
-from agl.trainer.service.run_record import LAST, RunRecord
-from agl.trainer.service.service import Service
+from agl_service.run_record import LAST, RunRecord
+from agl_service.service import Service
 
 ALIVE_SECONDS = 10.0
 """How often a stream of events sends a comment when nothing else is sent."""

@@ -23,9 +23,9 @@ from agl.trainer.run.config import LOOPBACK
 from agl.trainer.run.data import parse_tasks, read_tasks
 from agl.trainer.run.lock import lock_directory
 from agl.trainer.run.trainer import Trainer
-from agl.trainer.service.gateway_mount import GatewayMount
-from agl.trainer.service.run_record import ProgressStream, RunRecord, load_records
 from agl.trainer.store.base import Store
+from agl_service.gateway_mount import GatewayMount
+from agl_service.run_record import ProgressStream, RunRecord, load_records
 
 log = logging.getLogger("agl.service")
 

@@ -14,8 +14,8 @@ from agl.trainer.http import local_key
 from agl.trainer.http.auth import Keys
 from agl.trainer.processes.environment import keep_secrets
 from agl.trainer.report import terminal
-from agl.trainer.service.server import serve
-from agl.trainer.service.service import Service, Split
+from agl_service.server import serve
+from agl_service.service import Service, Split
 
 DEFAULTS = Settings.of({"port": 8000, "directory": "agl-serve"}, "agl serve")
 
