@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -73,8 +74,29 @@ def test_what_every_service_of_ours_has() -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     users = re.findall(r"^USER (\S+)$", dockerfile, re.MULTILINE)
     assert users == ["agl"]
-    for source in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
-        assert all((DEPLOY.parent / name).exists() for name in source.split())
+
+
+@pytest.mark.slow
+def test_what_the_image_copies_is_enough_to_install_from(tmp_path: Path) -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    (tmp_path / "src").mkdir()
+    for sources, target in re.findall(r"^COPY (.+) (\S+)$", dockerfile, re.MULTILINE):
+        for source in sources.split():
+            if (DEPLOY.parent / source).is_dir():
+                ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+                shutil.copytree(DEPLOY.parent / source, tmp_path / "src" / target, symlinks=True, ignore=ignored)
+            else:
+                shutil.copy(DEPLOY.parent / source, tmp_path / "src" / target)
+    [projects] = re.findall(r"pip install .* \"(\.)\[\$\{EXTRAS\}\]\" (\S+)", dockerfile)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    installed = tmp_path / "installed"
+    subprocess.run([*pip, "--target", installed, *projects], cwd=tmp_path / "src", check=True)
+    code = "import agl, agl_service.command; print(agl.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True,
+        check=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert str(installed) in done.stdout
 
 
 def test_no_secret_is_in_the_files() -> None:
