@@ -74,12 +74,22 @@ def langchain(task: dict[str, str], llm: agl.LLM) -> float:
     return fits(model.with_structured_output(Sum, method="json_schema").invoke(task["question"]))
 
 
+@agl.rollout
+def google(task: dict[str, str], llm: agl.LLM) -> float:
+    from google import genai
+
+    client = genai.Client(api_key=llm.api_key, http_options={"base_url": llm.endpoint})
+    config: Any = {"response_mime_type": "application/json", "response_schema": Sum}
+    return fits(client.models.generate_content(model=llm.model, contents=task["question"], config=config).parsed)
+
+
 WAYS = {
     "chat": (chat, "openai"),
     "responses": (responses, "openai"),
     "pydantic_ai": (pydantic_ai, "pydantic_ai"),
     "openai_agents": (openai_agents, "agents"),
     "langchain": (langchain, "langchain_openai"),
+    "google": (google, "google.genai"),
 }
 
 
