@@ -3,7 +3,7 @@
     python benchmarks/gateway.py                       # both comparisons, 1 and 64 concurrent requests
     python benchmarks/gateway.py --no-rival            # without LiteLLM
     python benchmarks/gateway.py --rival-venv DIR      # the environment of LiteLLM; made if missing
-    python benchmarks/gateway.py --dialects            # Responses and Messages against Chat
+    python benchmarks/gateway.py --dialects            # Responses, Messages and Google's API against Chat
 
 The engine of the first comparison is the local engine with a random model of quickstart size; in both arms the same
 prompts are sampled with the same lengths. The second one has an engine that answers at once: what is measured is the
@@ -35,6 +35,7 @@ QUESTION = "What is 12 + 34? Use the calculator, then say the result in a few wo
 CONCURRENT = (1, 64)
 BODY = {"model": "policy", "max_tokens": ANSWER_TOKENS}
 PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
+PATHS["google"] = "v1beta/models/policy:generateContent"
 
 
 def body(number: int, dialect: str = "chat") -> bytes:
@@ -42,6 +43,9 @@ def body(number: int, dialect: str = "chat") -> bytes:
     messages = [{"role": "user", "content": QUESTION.format(number)}]
     if dialect == "responses":
         return json.dumps({"model": "policy", "max_output_tokens": ANSWER_TOKENS, "input": messages}).encode()
+    if dialect == "google":
+        contents = [{"role": "user", "parts": [{"text": messages[0]["content"]}]}]
+        return json.dumps({"contents": contents, "generationConfig": {"maxOutputTokens": ANSWER_TOKENS}}).encode()
     return json.dumps({**BODY, "messages": messages}).encode()
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 from agl import semconv
 from agl.errors import UnreadableMessageError
+from agl.messages import google
 from agl.messages.types import Message, Other, Part, Reasoning, Text, ToolCall, ToolResult
 
 _BODY = ("content", "parts", "tool_calls", "reasoning_content", "reasoning", "function_call", "refusal")
@@ -83,6 +84,7 @@ def body(request: Mapping[str, Any]) -> list[Message]:
     Raises:
         UnreadableMessageError: one is in no known form.
     """
+    request = google.common(request)
     history = next((request[k] for k in ("messages", "input", "prompt") if request.get(k) is not None), [])
     return [*system(request.get("instructions") or request.get("system")), *messages(history)]
 
@@ -137,7 +139,7 @@ def tools(definitions: Any) -> list[dict[str, Any]]:
     for i, tool in enumerate(_list(definitions or [], "tools")):
         function = _field(tool, "function") or tool
         if not isinstance(_field(function, "name"), str):
-            _refuse(f"tools.{i}", "has no name")
+            _refuse(f"tools.{i}", f"has no name; its fields are {', '.join(map(repr, tool))}")
         parameters = function.get("parameters", function.get("input_schema"))
         known = {"name": function["name"], "description": function.get("description"), "parameters": parameters}
         known["strict"] = function.get("strict")

@@ -14,6 +14,7 @@ from agl.errors import ConfigError
 VARIABLE = "AGL_HANDOVER"
 OPENAI_URL, OPENAI_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
 ANTHROPIC_URL, ANTHROPIC_KEY = "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
+GOOGLE_URL, GOOGLE_KEYS = "GOOGLE_GEMINI_BASE_URL", ("GEMINI_API_KEY", "GOOGLE_API_KEY")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ def gateway_variables(attempt_url: str, agent: str, key: str) -> dict[str, str]:
         key: the attempt's key for the gateway.
     """
     url = f"{attempt_url}/agents/{urllib.parse.quote(agent, safe='')}"
-    return {OPENAI_URL: f"{url}/v1", ANTHROPIC_URL: url, OPENAI_KEY: key, ANTHROPIC_KEY: key}
+    keys = dict.fromkeys((OPENAI_KEY, ANTHROPIC_KEY, *GOOGLE_KEYS), key)
+    return {OPENAI_URL: f"{url}/v1", ANTHROPIC_URL: url, GOOGLE_URL: url, **keys}
 
 
 def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Requests and responses of model APIs, in the providers' wire formats, as span attributes.
 
-Sources: OpenAI API reference (Chat Completions, Completions, Responses), Anthropic API reference (Messages). Bodies are
-untrusted: parts that do not fit are skipped.
+Sources: OpenAI API reference (Chat Completions, Completions, Responses), Anthropic API reference (Messages), Gemini API
+reference (GenerateContentResponse). Bodies are untrusted: parts that do not fit are skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from agl import semconv
 from agl.errors import UnreadableMessageError
-from agl.messages import Message, ToolCall, ToolResult, read, write
+from agl.messages import Message, ToolCall, ToolResult, google, read, write
 
 Json = Mapping[str, Any]
 
@@ -135,9 +135,10 @@ class ResponseAccumulator:
 
     def received(self, response: Any, body: bytes) -> None:
         """Add what was received of the body of an httpx response. A body that cannot be read adds nothing."""
-        add = self.event if is_stream(response) else self.whole
         for value in json_values(response, body):
-            add(value)
+            # Google's answers are made of the same parts, whole, as events, or as an array of them.
+            for each in google.listed(value):
+                (self.event if is_stream(response) or "candidates" in _dict(each) else self.whole)(each)
 
     def whole(self, body: Any) -> None:
         """Add a body that is not a stream."""
@@ -192,6 +193,14 @@ class ResponseAccumulator:
         if data.get("error") is not None:
             self._fail(data["error"])
         self._head(data)
+        for part in _dicts(data.get("candidates")):
+            choice = self._choice(part.get("index"))
+            for each in google.message(part.get("content"))["parts"]:
+                if (kind := each.get("type")) in ("text", "reasoning"):
+                    choice.add(kind, kind, content=each["content"])
+                else:
+                    choice.parts[len(choice.parts)] = each
+            choice.finish = _str(part.get("finishReason")) or choice.finish
         for part in _dicts(data.get("choices")):
             choice, delta = self._choice(part.get("index")), part.get("delta")
             if isinstance(delta, Mapping):
@@ -236,18 +245,18 @@ class ResponseAccumulator:
         self.error = str(error.get("message") or error) if isinstance(error, Mapping) else str(error)
 
     def _head(self, body: Json) -> None:
-        self.id = _str(body.get("id")) or self.id
-        self.model = _str(body.get("model")) or self.model
-        usage = body.get("usage")
+        self.id = _str(body.get("id") or body.get("responseId")) or self.id
+        self.model = _str(body.get("model") or body.get("modelVersion")) or self.model
+        usage = body.get("usage", body.get("usageMetadata"))
         if isinstance(usage, Mapping):
-            prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+            prompt = usage.get("prompt_tokens", usage.get("input_tokens", usage.get("promptTokenCount")))
             if isinstance(prompt, int):
                 # Anthropic's count excludes cached tokens; the attribute counts the whole prompt.
                 cached = (usage.get(k) for k in ("cache_read_input_tokens", "cache_creation_input_tokens"))
                 self.input_tokens = prompt + sum(n for n in cached if isinstance(n, int))
-            sampled = usage.get("completion_tokens", usage.get("output_tokens"))
+            sampled = usage.get("completion_tokens", usage.get("output_tokens", usage.get("candidatesTokenCount")))
             if isinstance(sampled, int):
-                self.output_tokens = sampled
+                self.output_tokens = sampled + _index(usage.get("thoughtsTokenCount"))  # Google counts them apart
 
     def _call(self, choice: _Choice, i: int, call: Json) -> None:
         function, key = _dict(call.get("function")), ("call", _index(call.get("index", i)))

@@ -35,6 +35,7 @@ GENERATION_PATHS = {
     # The longest first: `/chat/completions` also ends in `/completions`.
     "openai": ("/chat/completions", "/completions", "/responses"),
     "anthropic": ("/messages/count_tokens", "/messages"),
+    "google": http_hooks.GOOGLE,
 }
 """A POST to one of these is an LLM call; other requests (files, embeddings) are not looked at."""
 

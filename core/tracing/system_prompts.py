@@ -3,9 +3,9 @@
 Invariant: a request is changed in the text of a system prompt that was asked to be replaced and in nothing else; the
 caller's objects are never changed.
 
-Where the system prompt is (OpenAI and Anthropic API references): Chat Completions, messages of the role system or
-developer; Responses, `instructions` and such messages in `input`; Messages, `system`. Content is a text, or parts with
-texts.
+Where the system prompt is (the providers' API references): Chat Completions, messages of the role system or developer;
+Responses, `instructions` and such messages in `input`; Messages, `system`; Google's API, `systemInstruction`. Content
+is a text, or parts with texts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def replace_system_prompts(body: Any, texts: NamedTexts) -> Replaced:
         if new is content:
             left.append(_joined(content))
         elif isinstance(place, str):
-            changed = {**changed, place: new}
+            changed = {**changed, place: {**changed[place], "parts": new} if place == "systemInstruction" else new}
         else:
             field, index = place
             messages = list(changed[field])
@@ -80,6 +80,8 @@ def _contents(body: Any) -> Iterator[tuple[str | tuple[str, int], Any]]:
     for field in _FIELDS:
         if body.get(field) and isinstance(body[field], str | list):
             yield field, body[field]
+    if isinstance(own := body.get("systemInstruction"), Mapping) and isinstance(own.get("parts"), list):
+        yield "systemInstruction", own["parts"]
     for field in _HISTORIES:
         messages = body.get(field)
         for i, message in enumerate(messages if isinstance(messages, list) else ()):

@@ -18,7 +18,8 @@ from agl.errors import ConfigError
 from agl.trainer.http.limits import Limits, Refused, check_json
 
 USER = {"role": "user", "content": "hi"}
-PATHS = {"chat/completions": "messages", "responses": "input", "messages": "messages"}
+GOOGLE = "v1beta/models/m:generateContent"
+PATHS = {"chat/completions": "messages", "responses": "input", "messages": "messages", GOOGLE: "contents"}
 LARGE = 262_144
 
 
@@ -30,7 +31,16 @@ async def post(attempt: Attempt, path: str, body: bytes, **headers: str) -> http
 
 def body_of(path: str, items: list[Any], **fields: Any) -> bytes:
     needed = {"max_tokens": 4} if path == "messages" else {}
+    if path == GOOGLE:
+        items = [google(item) for item in items]
     return orjson.dumps({"model": "m", PATHS[path]: items, **needed, **fields})
+
+
+def google(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as a content of Google's; of text, with one part."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return {"role": message["role"], "parts": parts} if "role" in message else message
 
 
 def error_of(path: str, response: httpx.Response) -> str:
@@ -39,6 +49,8 @@ def error_of(path: str, response: httpx.Response) -> str:
     if path == "messages":
         assert data["type"] == "error", data
         assert data["error"]["type"], data
+    elif path == GOOGLE:
+        assert {"message", "status", "code"} == set(data["error"]), data
     else:
         assert {"message", "type", "param", "code"} <= set(data["error"]), data
     return data["error"]["message"]
@@ -61,7 +73,8 @@ async def test_each_limit_names_itself_the_value_and_the_setting(path: str) -> N
         many = [USER] * 101
         parts = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 100}]
         for body, status, words in (
-            (body_of(path, many), 413, ("101", "100", "AGL_LIMIT_MESSAGES")),
+            # A message of Google's has a part, which counts like a message.
+            (body_of(path, many), 413, ("202" if path == GOOGLE else "101", "100", "AGL_LIMIT_MESSAGES")),
             (body_of(path, parts), 413, ("101", "100", "AGL_LIMIT_MESSAGES")),
             (body_of(path, [USER], tools=[tool] * 11), 413, ("11", "10", "AGL_LIMIT_TOOLS")),
             (body_of(path, [USER], metadata={"x": nested(200)}), 400, ("100",)),
@@ -88,7 +101,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_rendered(path: s
         assert response.status_code == 400
         assert "256 tokens" in message
         assert "AGL_LIMIT_BYTES_PER_TOKEN" in message
-        if path != "messages":
+        if path in ("chat/completions", "responses"):
             assert response.json()["error"]["code"] == "context_length_exceeded"
 
 

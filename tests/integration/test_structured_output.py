@@ -131,6 +131,15 @@ def anthropic_tool(task: dict[str, str], llm: agl.LLM) -> float:
     return fits(Sum.model_validate(block.input))
 
 
+@agl.rollout
+def google(task: dict[str, str], llm: agl.LLM) -> float:
+    from google import genai
+
+    client = genai.Client(api_key=llm.api_key, http_options={"base_url": llm.endpoint})
+    config: Any = {"response_mime_type": "application/json", "response_schema": Sum}
+    return fits(client.models.generate_content(model=llm.model, contents=task["question"], config=config).parsed)
+
+
 WAYS = {
     "chat": (chat, "openai"),
     "responses": (responses, "openai"),
@@ -142,6 +151,7 @@ WAYS = {
     "pydantic_ai_tool": (pydantic_ai_tool, "pydantic_ai"),
     "langchain_tool": (langchain_tool, "langchain_openai"),
     "anthropic_tool": (anthropic_tool, "anthropic"),
+    "google": (google, "google.genai"),
 }
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agl import semconv
-from agl.messages import ToolResult, read, write
-from agl.tracing.provider_formats import ResponseAccumulator, request_messages, tool_results
+from agl.messages import ToolResult, google, read, write
+from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 SAID = {"role": "assistant", "content": "so", "tool_calls": [CALL]}
@@ -44,6 +45,28 @@ RESPONSE = {
     ],
 }  # fmt: skip
 
+_CALLED = {"functionCall": {"id": "call_1", "name": "add", "args": {"a": 1}}, "thoughtSignature": "c2ln"}
+_HEAD = {"responseId": "c", "modelVersion": "m"}
+GOOGLE = [
+    {**_HEAD, "candidates": [{"content": {"role": "model", "parts": [{"text": "s"}]}}]},
+    {**_HEAD, "candidates": [{"content": {"role": "model", "parts": [{"text": "o"}]}, "index": 0}]},
+    {**_HEAD, "candidates": [{"content": {"parts": [_CALLED]}, "finishReason": "tool_calls"}],
+     "usageMetadata": {"promptTokenCount": 5, "candidatesTokenCount": 1, "thoughtsTokenCount": 1}},
+]  # fmt: skip
+WHOLE_GOOGLE = {**GOOGLE[2], "candidates": [
+    {"content": {"role": "model", "parts": [{"text": "so"}, _CALLED]}, "finishReason": "tool_calls", "index": 0}
+]}  # fmt: skip
+
+
+def _received(body: Any, kind: str = "application/json") -> ResponseAccumulator:
+    """An answer from its bytes, as a proxy has them."""
+    text = json.dumps(body)
+    if kind == "text/event-stream":
+        text = "".join(f"data: {json.dumps(event)}\r\n\r\n" for event in body)
+    answer = ResponseAccumulator()
+    answer.received(httpx.Response(200, headers={"content-type": kind}), text.encode())
+    return answer
+
 
 def _streamed(events: list[Any]) -> ResponseAccumulator:
     answer = ResponseAccumulator()
@@ -74,8 +97,11 @@ WHOLE_MESSAGE = {
     [
         _whole(WHOLE_CHAT), _streamed(CHAT), _whole(WHOLE_MESSAGE), _streamed(MESSAGES), _whole(RESPONSE),
         _streamed([{"type": "response.created"}, {"type": "response.completed", "response": RESPONSE}]),
+        _received(WHOLE_CHAT), _received(CHAT, "text/event-stream"),
+        _received(WHOLE_GOOGLE), _received(GOOGLE, "text/event-stream"), _received(GOOGLE),
     ],
-    ids=["chat", "chat stream", "messages", "messages stream", "responses", "responses stream"],
+    ids=["chat", "chat stream", "messages", "messages stream", "responses", "responses stream", "chat bytes",
+         "chat events", "google", "google stream", "google array"],
 )  # fmt: skip
 def test_every_form_says_the_same(answer: ResponseAccumulator) -> None:
     facts = answer.facts(content=True)
@@ -95,6 +121,7 @@ def test_every_form_says_the_same(answer: ResponseAccumulator) -> None:
         {"messages": [{"role": "tool", "tool_call_id": "x", "content": "5"}]},
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": "5"}]}]},
         {"input": [{"type": "function_call_output", "call_id": "x", "output": "5"}]},
+        {"contents": [{"parts": [{"functionResponse": {"id": "x", "name": "f", "response": {"output": "5"}}}]}]},
     ],
 )
 def test_tool_results(body: dict[str, Any]) -> None:
@@ -108,7 +135,8 @@ _json = st.recursive(
         | st.dictionaries(
             st.sampled_from(
                 ["type", "choices", "message", "delta", "content", "tool_calls", "function", "usage", "error", "index",
-                 "output", "response", "content_block", "messages", "input", "name", "id", "arguments", "text"]
+                 "output", "response", "content_block", "messages", "input", "name", "id", "arguments", "text",
+                 "contents", "parts", "candidates", "functionCall", "usageMetadata"]
             ) | st.text(max_size=5), inner, max_size=5,
         )
     ),
@@ -127,3 +155,26 @@ def test_nothing_on_the_wire_breaks_it(body: Any) -> None:
     if isinstance(body, dict):
         request_messages(body)
         tool_results(body)
+
+
+def test_what_google_sent_is_read_like_any_request() -> None:
+    body = {
+        "systemInstruction": {"parts": [{"text": "be brief"}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "sum?"}]},
+            {"role": "model", "parts": [{"text": "so"}, _CALLED]},
+        ],
+        "tools": [{"functionDeclarations": [{"name": "add", "parameters": {"type": "OBJECT"}}]}],
+        "generationConfig": {"temperature": 0.5, "maxOutputTokens": 9},
+    }
+    facts = request_messages(google.common(body))
+    assert [m.text for m in read.system(json.loads(facts[semconv.SYSTEM_INSTRUCTIONS]))] == ["be brief"]
+    history = read.messages(json.loads(facts[semconv.INPUT_MESSAGES]))
+    assert write.to_openai(history) == [{"role": "user", "content": "sum?"}, SAID]
+    assert history == read.body(body)[1:]
+    assert read.tools(json.loads(facts[semconv.TOOL_DEFINITIONS])) == [
+        {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    ]
+    assert settings(google.common(body)) == {
+        semconv.REQUEST_MODEL: "", "gen_ai.request.temperature": 0.5, "gen_ai.request.max_tokens": 9
+    }  # fmt: skip

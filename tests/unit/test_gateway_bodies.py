@@ -1,5 +1,5 @@
-"""Bodies of all three dialects become the messages, and so the tokens, that they became before `agl.messages` read
-them."""
+"""Bodies of all four dialects become the messages, and so the tokens, that they have always become: those of the first
+three before `agl.messages` read them, those of Google's since there is that dialect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import pytest
 from scripted import new_access
 
 from agl.trainer.gateway.dialects.chat.body import read as read_chat
+from agl.trainer.gateway.dialects.google.body import read as read_google
 from agl.trainer.gateway.dialects.messages.body import read as read_messages
 from agl.trainer.gateway.dialects.responses.body import read as read_responses
 from agl.trainer.rendering.normalise import normalise
 
-READERS: dict[str, Any] = {"chat": read_chat, "messages": read_messages, "responses": read_responses}
+READERS: dict[str, Any] = {
+    "chat": read_chat, "messages": read_messages, "responses": read_responses, "google": read_google
+}  # fmt: skip
 RECORDED = [
     json.loads(line) for line in (Path(__file__).parents[1] / "data" / "gateway_bodies.jsonl").read_text().splitlines()
 ]

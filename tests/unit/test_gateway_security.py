@@ -86,11 +86,12 @@ async def test_a_stranger_cannot_tell_an_attempt_from_none():
     assert answers[0][0] == 401
 
 
+@pytest.mark.parametrize("header", ["x-api-key", "x-goog-api-key"])
 @in_loop
-async def test_the_key_is_taken_as_anthropics_clients_send_it():
+async def test_the_key_is_taken_as_other_clients_send_it(header: str):
     async with serving(["x"]) as rig:
         attempt = await rig.attempt()
-        async with httpx.AsyncClient(trust_env=False, headers={"x-api-key": attempt.key}) as client:
+        async with httpx.AsyncClient(trust_env=False, headers={header: attempt.key}) as client:
             answer = await client.post(f"{attempt.url()}/chat/completions", json={"messages": [USER]})
     assert answer.status_code == 200
 
@@ -193,7 +194,7 @@ def send(gateway: Fuzzed, body: bytes, path: str = "chat/completions") -> None:
     if answer.status_code == 400:
         error = answer.json()["error"]
         assert error["message"]
-        assert error["type"] == "invalid_request_error"
+        assert error.get("type", error.get("status")) in ("invalid_request_error", "INVALID_ARGUMENT")
 
 
 ANYTHING = st.recursive(
@@ -260,7 +261,10 @@ def test_no_messages_bring_it_down(fuzzed, messages):
     send(fuzzed, json.dumps({"messages": messages, "tools": TOOLS}).encode())
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+GOOGLE = "v1beta/models/m:generateContent"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", GOOGLE])
 @FUZZ
 @given(body=st.binary(max_size=40))
 def test_no_bytes_bring_it_down(fuzzed, path, body):
@@ -306,6 +310,55 @@ RESPONSES = st.fixed_dictionaries(
         "reasoning": ANYTHING, "truncation": ANYTHING, "store": ANYTHING, "metadata": ANYTHING,
     },
 )  # fmt: skip
+
+
+GEMINI_PART = st.dictionaries(
+    st.sampled_from(["text", "thought", "thoughtSignature", "functionCall", "functionResponse", "function_call",
+                     "inlineData"]),
+    st.text(max_size=5)
+    | st.fixed_dictionaries({"name": st.text(max_size=4) | ANYTHING},
+                            optional={"id": ANYTHING, "args": ANYTHING, "response": ANYTHING, "parts": ANYTHING})
+    | ANYTHING,
+    max_size=3,
+)  # fmt: skip
+CONTENT = st.fixed_dictionaries(
+    {"parts": st.lists(GEMINI_PART | ANYTHING, max_size=3) | ANYTHING},
+    optional={"role": st.sampled_from(["user", "model", "function"]) | ANYTHING},
+)
+SCHEMA = st.dictionaries(
+    st.sampled_from(["type", "properties", "items", "anyOf", "nullable", "required", "enum", "minItems"]),
+    st.sampled_from(["STRING", "OBJECT", "1"]) | ANYTHING,
+    max_size=3,
+)
+DECLARATION = st.fixed_dictionaries(
+    {"name": st.text(max_size=4) | ANYTHING},
+    optional={"description": ANYTHING, "parameters": SCHEMA | ANYTHING, "parametersJsonSchema": ANYTHING},
+)
+GEMINI = st.fixed_dictionaries(
+    {"contents": st.lists(CONTENT | ANYTHING, max_size=4) | ANYTHING},
+    optional={
+        "systemInstruction": CONTENT | ANYTHING, "safetySettings": ANYTHING, "cachedContent": ANYTHING,
+        "tools": st.lists(
+            st.fixed_dictionaries({"functionDeclarations": st.lists(DECLARATION | ANYTHING, max_size=2)}) | ANYTHING,
+            max_size=2,
+        ),
+        "toolConfig": st.fixed_dictionaries({"functionCallingConfig": st.dictionaries(
+            st.sampled_from(["mode", "allowedFunctionNames"]), st.sampled_from(["ANY", "NONE"]) | ANYTHING
+        )}) | ANYTHING,
+        "generationConfig": st.dictionaries(
+            st.sampled_from(["temperature", "topP", "topK", "maxOutputTokens", "candidateCount", "stopSequences",
+                             "seed", "responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"]),
+            st.integers(1, 3) | st.just("application/json") | SCHEMA | ANYTHING, max_size=4,
+        ) | ANYTHING,
+    },
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [GOOGLE, "v1beta/models/m:streamGenerateContent"])
+@FUZZ
+@given(body=GEMINI)
+def test_no_google_body_brings_it_down(fuzzed, path, body):
+    send(fuzzed, json.dumps(body).encode(errors="surrogatepass"), path)
 
 
 @FUZZ

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -11,9 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from agl.tracing.http_hooks import GOOGLE as GOOGLE_METHODS
 from agl.trainer.gateway import http
 from agl.trainer.gateway.dialects.chat import CHAT
 from agl.trainer.gateway.dialects.common import openai_error
+from agl.trainer.gateway.dialects.google import GOOGLE, GOOGLE_ARRAY
+from agl.trainer.gateway.dialects.google.body import read as read_google
 from agl.trainer.gateway.dialects.messages import MESSAGES
 from agl.trainer.gateway.dialects.messages.body import read as read_messages
 from agl.trainer.gateway.dialects.responses import RESPONSES
@@ -48,8 +52,8 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
     async def not_found(request: Request) -> Response:
         raise RequestError(
             404,
-            f"{request.method} {request.url.path} is not served; this gateway has POST chat/completions, responses "
-            "and messages, and GET models",
+            f"{request.method} {request.url.path} is not served; this gateway has POST chat/completions, responses, "
+            "messages and v1beta/models/MODEL:generateContent, and GET models",
             code="not_found",
         )
 
@@ -58,6 +62,7 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         Route(f"{http.PREFIX}/chat/completions", http.generation_endpoint(gateway, CHAT), methods=["POST"]),
         Route(f"{http.PREFIX}/responses", http.generation_endpoint(gateway, RESPONSES), methods=["POST"]),
         *_messages_routes(gateway),
+        *_google_routes(gateway),
         *extra_routes,
         Route("/health", health),
         Route(f"{http.PREFIX}/models", models),
@@ -101,6 +106,21 @@ def _messages_routes(gateway: Gateway) -> list[Route]:
         for prefix in (f"{http.PREFIX}/v1", http.PREFIX)
         for path, (endpoint, methods) in endpoints.items()
     ]
+
+
+def _google_routes(gateway: Gateway) -> list[Route]:
+    """The routes of Google's API, whose paths end in the model and the method."""
+
+    async def call(request: Request) -> Response:
+        dialect = GOOGLE if request.query_params.get("alt") == "sse" else GOOGLE_ARRAY
+        stream = request.url.path.endswith(GOOGLE_METHODS[1])
+        read = functools.partial(read_google, model=request.path_params["model"], stream=stream)
+        return await http.generation_endpoint(gateway, replace(dialect, read=read))(request)
+
+    # A client's base URL can end in /v1, to which it adds the version.
+    prefixes = (http.PREFIX, http.PREFIX.removesuffix("/v1"))
+    paths = [f"{prefix}/{{version}}/models/{{model:path}}" for prefix in prefixes]
+    return [Route(path + method, call, methods=["POST"]) for path in paths for method in GOOGLE_METHODS]
 
 
 def _describe(_: Request, error: Exception) -> tuple[Any, int]:

@@ -22,6 +22,7 @@ from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.turns import LARGE_BYTES
+from agl.trainer.http.auth import key_of
 from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
 from agl.trainer.http.responses import answer as answer
 from agl.trainer.http.responses import unless_gone
@@ -104,7 +105,9 @@ def attempt_of(gateway: Gateway, request: Request) -> Access:
     Raises:
         RequestError: 401, the key is not that of an open attempt.
     """
-    return gateway.find_attempt(request.path_params["rollout"], request.path_params["attempt"], request.headers)
+    in_query = {"x-goog-api-key": "".join(request.query_params.getlist("key"))}  # where Google's clients may have it
+    headers = request.headers if key_of(request.headers) else in_query
+    return gateway.find_attempt(request.path_params["rollout"], request.path_params["attempt"], headers)
 
 
 async def read(
@@ -191,7 +194,7 @@ def _parse(
     except ValueError as error:
         raise RequestError(400, f"the body is not JSON that can be read: {error}") from None
     if isinstance(data, dict):
-        for fields, name in ((("messages", "input"), "messages"), (("tools",), "tools")):
+        for fields, name in ((("messages", "input", "contents"), "messages"), (("tools",), "tools")):
             _check_count(sum(_count(data.get(field)) for field in fields), name, limits)
     replaced = None if texts is None else replace_system_prompts(data, texts)
     request = reader(data if replaced is None else replaced.body, access)
@@ -215,7 +218,8 @@ def _count(items: Any) -> int:
     """Messages or tools, with the messages' parts and tool calls."""
     if not isinstance(items, list):
         return 0
-    inner = (item.get(name) for item in items if isinstance(item, dict) for name in ("content", "tool_calls"))
+    names = ("content", "tool_calls", "parts", "functionDeclarations", "function_declarations")
+    inner = (item.get(name) for item in items if isinstance(item, dict) for name in names)
     return len(items) + sum(len(value) for value in inner if isinstance(value, list))
 
 
@@ -278,14 +282,14 @@ async def _stream(
             for event in stream.fail(error):
                 yield event
 
-    return _EventResponse(events(), work)
+    return _EventResponse(events(), work, dialect.stream_type)
 
 
 class _EventResponse(StreamingResponse):
-    """Server-sent events; when they are no longer read, the task that makes them is cancelled."""
+    """A stream; when its events are no longer read, the task that makes them is cancelled."""
 
-    def __init__(self, events: AsyncIterator[bytes], work: asyncio.Task[Any]) -> None:
-        super().__init__(events, media_type="text/event-stream")
+    def __init__(self, events: AsyncIterator[bytes], work: asyncio.Task[Any], media_type: str) -> None:
+        super().__init__(events, media_type=media_type)
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -41,12 +41,14 @@ def matches(key: str, digest: bytes) -> bool:
 
 
 def key_of(headers: Mapping[str, str]) -> str:
-    """The key that a request carries: a bearer token or, from Anthropic's clients, `x-api-key`; "" for none.
+    """The key that a request carries: a bearer token or, from other clients, `x-api-key` or `x-goog-api-key`; "" for
+    none.
 
     A request that has the header twice has no key: a proxy may have checked the other one.
     """
     bearer = _only(headers, "authorization")
-    return bearer[7:] if bearer[:7].lower() == "bearer " else _only(headers, "x-api-key")
+    own = _only(headers, "x-api-key") or _only(headers, "x-goog-api-key")
+    return bearer[7:] if bearer[:7].lower() == "bearer " else own
 
 
 def lease_secrets(headers: Mapping[str, str]) -> list[str]:

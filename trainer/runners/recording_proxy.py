@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from agl import semconv
 from agl.mdp.spans import Span
+from agl.messages import google
 from agl.tracing import otlp, propagation
 from agl.tracing.inferred import SpanInference
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
@@ -40,8 +41,9 @@ RECORDED_BYTES = 16 * 1024 * 1024
 CONNECT_SECONDS, SILENT_SECONDS = 20.0, 900.0
 """How long a provider may take to accept a connection, and how long it may be silent."""
 PROVIDERS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
+PROVIDERS |= {"google": "https://generativelanguage.googleapis.com"}
 """Base URLs of providers for which the environment names no other."""
-URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL}
+URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL, "google": propagation.GOOGLE_URL}
 """The environment variables that name them."""
 
 _ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:int}"
@@ -59,7 +61,7 @@ _CONNECTION_HEADERS = frozenset(
     }
 )
 """Headers that belong to one connection and are not forwarded (RFC 9110, section 7.6.1)."""
-_KEY_HEADERS = ("authorization", "x-api-key", "api-key")
+_KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 """A text in JSON."""
 _READABLE_ENCODINGS = ("gzip", "deflate", "identity")
@@ -118,6 +120,7 @@ class RecordingProxy:
         return [
             Route(f"{calls}/openai/v1/{{path:path}}", partial(self._forward, provider="openai"), methods=methods),
             Route(f"{calls}/anthropic/{{path:path}}", partial(self._forward, provider="anthropic"), methods=methods),
+            Route(f"{calls}/google/{{path:path}}", partial(self._forward, provider="google"), methods=methods),
         ]
 
     def spans_url(self, base_url: str) -> str:
@@ -129,7 +132,7 @@ class RecordingProxy:
         name = urllib.parse.quote(agent, safe="")
         attempt = f"{base_url}/rollouts/{self.inference.rollout_id}/attempts/{self.inference.attempt}"
         url = f"{attempt}/keys/{self.secret}/agents/{name}"
-        return {"openai": f"{url}/openai/v1", "anthropic": f"{url}/anthropic"}
+        return {"openai": f"{url}/openai/v1", "anthropic": f"{url}/anthropic", "google": f"{url}/google"}
 
     async def close(self) -> None:
         """Admit no more requests, and wait until all calls are recorded."""
@@ -176,7 +179,7 @@ class RecordingProxy:
             await self._add(call.tools())
         raw = request.scope.get("raw_path", request.url.path.encode()).decode("ascii", "replace")
         # The path with the program's own escapes.
-        tail = raw.split("/openai/v1/" if provider == "openai" else "/anthropic/", 1)[1]
+        tail = raw.split("/openai/v1/" if provider == "openai" else f"/{provider}/", 1)[1]
         url = f"{base}/{tail}" + (f"?{request.url.query}" if request.url.query else "")
         try:
             answer = await self._client.send(
@@ -259,12 +262,15 @@ class _Call:
         self.status: int | None = None
         self.answer = ResponseAccumulator()
         self.further: dict[str, Any] = {}
-        self.keys = [k for name in _KEY_HEADERS if len(k := request.headers.get(name, "").rpartition(" ")[2]) > 3]
+        sent = [request.headers.get(name, "").rpartition(" ")[2] for name in _KEY_HEADERS]
+        self.keys = [key for key in (*sent, request.query_params.get("key", "")) if len(key) > 3]
         try:
             parsed = orjson.loads(body)
         except orjson.JSONDecodeError:
             parsed = None
-        self.body: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
+        self.body: dict[str, Any] = dict(google.common(parsed)) if isinstance(parsed, dict) else {}
+        if provider == "google":
+            self.body["model"] = request.path_params["path"].rpartition("/")[2].partition(":")[0]
 
     def tools(self) -> list[Span]:
         """The spans of the tools whose results the request has."""

@@ -27,7 +27,7 @@ class DialectRequest(Generic[Body]):
 
 
 class Stream(Protocol):
-    """An answer as server-sent events, encoded."""
+    """An answer in parts, such as server-sent events, encoded."""
 
     def push(self, choice: Choice) -> Iterable[bytes]:
         """Events for what was sampled of a choice since the last call."""
@@ -56,6 +56,7 @@ class Dialect(Generic[Request]):
         answer: the replies -> the body of the HTTP response.
         stream: makes the stream of an answer, when its first tokens have been sampled.
         error_body: an error in the API's form.
+        stream_type: media type of its streams.
     """
 
     id_prefix: str
@@ -63,3 +64,4 @@ class Dialect(Generic[Request]):
     answer: Callable[[PendingRequest, ServedPolicy, Request, Sequence[Reply]], bytes]
     stream: Callable[[PendingRequest, ServedPolicy, Request], Stream]
     error_body: Callable[[RequestError], dict[str, Any]]
+    stream_type: str = "text/event-stream"

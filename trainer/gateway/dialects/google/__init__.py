@@ -1,0 +1,12 @@
+"""Google's Gemini API, as a dialect of the gateway.
+
+Source: Gemini API reference, "Generating content" and "Counting tokens"; Google AIP-193, "Errors".
+"""
+
+from agl.trainer.gateway.dialects.base import Dialect
+from agl.trainer.gateway.dialects.google.answer import answer, error_body
+from agl.trainer.gateway.dialects.google.body import read
+from agl.trainer.gateway.dialects.google.stream import ArrayStream, GoogleStream
+
+GOOGLE = Dialect("gen_", read, answer, GoogleStream, error_body)
+GOOGLE_ARRAY = Dialect("gen_", read, answer, ArrayStream, error_body, "application/json")

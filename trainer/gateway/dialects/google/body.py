@@ -1,0 +1,92 @@
+"""A request in the form of Google's API, which is read as the one of Chat Completions that means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from agl import messages
+from agl.errors import UnreadableMessageError, nearest
+from agl.messages import google
+from agl.trainer.gateway.access import Access
+from agl.trainer.gateway.dialects.base import DialectRequest
+from agl.trainer.gateway.dialects.chat.body import read as read_chat
+from agl.trainer.gateway.dialects.common import expect, fields
+from agl.trainer.gateway.errors import RequestError
+
+_BODY = {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig"}
+_NO_EFFECT = {"model", "safetySettings", "labels", "serviceTier"}
+_CONFIG = {*google.OPTIONS, "responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"}
+_CHOICES = {"AUTO": "auto", "MODE_UNSPECIFIED": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
+_NAMES = {"tool_choice": "toolConfig", "response_format": "responseSchema", **{v: k for k, v in google.OPTIONS.items()}}
+
+GoogleRequest = DialectRequest[dict[str, Any]]
+"""Its body is the `thinkingConfig`."""
+
+
+def read(data: Any, access: Access, *, model: str = "", stream: bool = False) -> GoogleRequest:
+    """A request from its body's JSON, and from the model and the method of its URL.
+
+    Raises:
+        RequestError: 400, naming the field at fault.
+    """
+    body = _known(data, _BODY | _NO_EFFECT, "")
+    config = _known(body.get("generationConfig"), _CONFIG, "generationConfig.")
+    contents = expect(body.get("contents") or None, list, "contents", "is not a list of contents")
+    for i, content in enumerate(contents):
+        role = fields(content, {"role": str | None, "parts": list}, f"contents.{i}")["role"]
+        if role not in (None, "", "user", "model", "function"):
+            raise _refused(f"contents.{i}.role", f"is {role!r}, neither user nor model")
+    if contents[-1].get("role") == "model":
+        raise _refused("contents", "ends with the model's; an answer cannot be begun for the policy")
+    _known(body.get("systemInstruction"), {"role", "parts"}, "systemInstruction.")
+    known = dict(google.common(body))
+    choice = _known(body.get("toolConfig"), {"functionCallingConfig", "retrievalConfig"}, "toolConfig.")
+    choice = _known(choice.get("functionCallingConfig"), {"mode", "allowedFunctionNames"}, "functionCallingConfig.")
+    chosen: Any = _CHOICES.get(str(choice.get("mode") or "AUTO"), str(choice.get("mode")))
+    allowed = expect(choice.get("allowedFunctionNames") or [], list, "allowedFunctionNames", "is not a list")
+    try:
+        tools = messages.read.tools(known["tools"])
+        if chosen == "required" and len(allowed) == 1:
+            chosen = {"type": "function", "function": {"name": allowed[0]}}
+        elif allowed:
+            # Of several, any may be called: the policy sees no others.
+            tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+        history = [*messages.read.system(known.pop("system")), *messages.read.messages(known["messages"])]
+        written = messages.write.to_openai(history)
+        chat = {**known, "messages": written, "tools": tools, "tool_choice": chosen, **_form(config)}
+        request = read_chat({"model": model, **chat}, access)
+    except UnreadableMessageError as error:
+        raise RequestError(400, error.message, code="unsupported_value") from None
+    except RequestError as error:
+        name = (error.param or "").partition(".")[0]
+        shown = _NAMES.get(name, name) + error.message.removeprefix(name)
+        raise RequestError(error.status, shown, code=error.code, param=_NAMES.get(name, error.param)) from None
+    failed = frozenset(result.id for message in history for result in message.tool_results if result.failed)
+    thinking = google.camel(config.get("thinkingConfig"))
+    return DialectRequest(thinking, replace(request.chat, failed_tools=failed), stream)
+
+
+def _known(data: Any, names: Collection[str], where: str) -> dict[str, Any]:
+    """The fields of an object (of None, none), which has no value under another name."""
+    found = google.camel(expect({} if data is None and where else data, dict, where[:-1] or "the body", "is no object"))
+    for name in found:
+        if name not in names and found[name]:
+            why = f"is not supported for a policy in training; {nearest(name, names)}"
+            raise _refused(f"{where}{name}", why, "unsupported_parameter")
+    return found
+
+
+def _form(config: dict[str, Any]) -> dict[str, Any]:
+    """The `response_format` of Chat Completions; none for free text."""
+    schema, kind = config.get("responseJsonSchema"), config.get("responseMimeType") or "text/plain"
+    schema = google.json_schema(config.get("responseSchema"), closed=True) if schema is None else schema
+    if kind != "application/json" and (schema is not None or kind != "text/plain"):
+        raise _refused("responseMimeType", f"is {kind!r}; application/json can have a schema, text/plain has none")
+    form = {"type": "json_object" if schema is None else "json_schema", "json_schema": {"schema": schema}}
+    return {"response_format": form} if kind == "application/json" else {}
+
+
+def _refused(where: str, why: str, code: str = "invalid_value") -> RequestError:
+    return RequestError(400, f"{where} {why}", code=code, param=where)
