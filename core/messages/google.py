@@ -91,9 +91,8 @@ def _functions(tools: list[Any]) -> list[Any]:
     return found
 
 
-def json_schema(schema: Any, closed: bool = False) -> Any:
-    """Google's `Schema` (OpenAPI's: types in capitals, `nullable`, counts that may be text) as a JSON schema; of an
-    answer, `closed`: as Google's models write it, without properties that it does not name."""
+def json_schema(schema: Any) -> Any:
+    """Google's `Schema` (OpenAPI's: types in capitals, `nullable`, counts that may be text) as a JSON schema."""
     if not isinstance(schema, Mapping):
         return schema
     fields = {name: value for name, value in camel(schema).items() if name not in ("nullable", "propertyOrdering")}
@@ -101,12 +100,10 @@ def json_schema(schema: Any, closed: bool = False) -> Any:
         if name == "type" and isinstance(value, str):
             fields[name] = value.lower()
         elif name == "properties" and isinstance(value, Mapping):
-            fields[name] = {each: json_schema(of, closed) for each, of in value.items()}
+            fields[name] = {each: json_schema(of) for each, of in value.items()}
         elif name in ("items", "additionalProperties", "anyOf"):
             each = isinstance(value, list)
-            fields[name] = [json_schema(of, closed) for of in value] if each else json_schema(value, closed)
+            fields[name] = [json_schema(of) for of in value] if each else json_schema(value)
         elif name[:3] in ("min", "max") and isinstance(value, str) and value.isdecimal():
             fields[name] = int(value)
-    if closed and "properties" in fields:
-        fields.setdefault("additionalProperties", False)
     return {"anyOf": [fields, {"type": "null"}]} if schema.get("nullable") else fields

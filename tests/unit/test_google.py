@@ -363,10 +363,7 @@ JSON_SCHEMA = {
         ({}, None),
         ({"responseMimeType": "text/plain"}, None),
         ({"responseMimeType": "application/json"}, {"type": "object"}),
-        (
-            {"responseMimeType": "application/json", "responseSchema": SCHEMA},
-            JSON_SCHEMA | {"additionalProperties": False},
-        ),
+        ({"responseMimeType": "application/json", "responseSchema": SCHEMA}, JSON_SCHEMA),
         ({"response_mime_type": "application/json", "response_json_schema": JSON_SCHEMA}, JSON_SCHEMA),
     ],
 )

@@ -81,7 +81,7 @@ def _known(data: Any, names: Collection[str], where: str) -> dict[str, Any]:
 def _form(config: dict[str, Any]) -> dict[str, Any]:
     """The `response_format` of Chat Completions; none for free text."""
     schema, kind = config.get("responseJsonSchema"), config.get("responseMimeType") or "text/plain"
-    schema = google.json_schema(config.get("responseSchema"), closed=True) if schema is None else schema
+    schema = google.json_schema(config.get("responseSchema")) if schema is None else schema
     if kind != "application/json" and (schema is not None or kind != "text/plain"):
         raise _refused("responseMimeType", f"is {kind!r}; application/json can have a schema, text/plain has none")
     form = {"type": "json_object" if schema is None else "json_schema", "json_schema": {"schema": schema}}
