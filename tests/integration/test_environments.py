@@ -88,6 +88,19 @@ def test_a_wrong_tool_call_is_the_policys_failure(
     assert set(scores(environment, {"": script}, tmp_path)) == {subject.floor}
 
 
+def test_a_policy_that_calls_tools_for_ever_comes_to_an_end(subject: Subject, environment: Any) -> None:
+    if not subject.tools:
+        pytest.skip("it has no tools")
+    wrong = {"a": 1, "b": 1, "count": 1, "field": 99, "colour": "none"}
+    needed = {"increment_counter": ("count",), "act": ("field", "colour"), "add": ("a", "b")}[subject.tools[0]]
+    with serve(lambda body: Reply(tools=((subject.tools[0], {k: wrong[k] for k in needed}),))) as provider:
+        outcome = asyncio.run(
+            asyncio.wait_for(environment._solve(environment.tasks[0], {"llm": agl.LLM(provider.url, "m", "k")}), 60)
+        )
+    assert outcome.reward == subject.floor
+    assert len(provider.seen) > 2
+
+
 def test_tasks_are_json_and_the_same_for_the_same_seed(subject: Subject) -> None:
     with subject.open() as (name, options):
         first, again, other = (agl.environments.load(name, n=subject.n, seed=s, **options).tasks for s in (3, 3, 4))

@@ -223,6 +223,13 @@ def subjects() -> list[Subject]:
             "inspect:tool", "inspect_ai", fixed(f"inspect:{small}@tools"), adds, generated=False, tools=("add",)
         ),
         Subject(
+            "inspect:memory_poison",
+            "inspect_evals",
+            fixed("inspect:inspect_evals/agent_threat_bench_memory_poison", score="utility"),
+            lambda task: lambda body: Reply(f"It is the {task['metadata']['expected_answer']}."),
+            generated=False,
+        ),
+        Subject(
             "nemo-gym:counter", "nemo_gym", nemo("COUNTER"), counts, broken=nemo("COUNTER", broken=True),
             n=5, generated=False, tools=("increment_counter",),
         ),

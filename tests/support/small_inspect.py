@@ -6,6 +6,7 @@ from typing import Any
 
 from inspect_ai import Task, task
 from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import ChatMessageUser
 from inspect_ai.scorer import Score, Target, accuracy, includes, match, scorer
 from inspect_ai.solver import TaskState, generate, system_message, use_tools
 from inspect_ai.tool import tool
@@ -46,7 +47,8 @@ def sums() -> Task:
 
 @task
 def tools() -> Task:
-    return Task(dataset=MemoryDataset(SAMPLES), solver=[use_tools(add()), generate()], scorer=includes())
+    samples = [s.model_copy(update={"input": [ChatMessageUser(content=str(s.input))]}) for s in SAMPLES]
+    return Task(dataset=MemoryDataset(samples), solver=[use_tools(add()), generate()], scorer=includes())
 
 
 @task

@@ -33,7 +33,8 @@ from inspect_ai.model import (
 )
 from inspect_ai.scorer import Target, value_to_float
 from inspect_ai.solver import TaskState, chain
-from inspect_ai.solver._task_state import set_sample_state
+from inspect_ai.solver._task_state import sample_state, set_sample_state
+from inspect_ai.util import apply_limits, message_limit
 from inspect_ai.util._store import init_subtask_store
 
 from agl.errors import ConfigError
@@ -41,12 +42,18 @@ from agl_environments.asking import Ask, function_tool
 
 
 class InspectTasks:
-    """One task, as `inspect eval` takes it: "inspect_evals/gsm8k", or "file.py@name"; **options are the task's.
+    """One task, as `inspect eval` takes it: "inspect_evals/gsm8k", or "file.py@name".
 
-    Only the first scorer counts; "C" is 1, "P" 0.5, "I" and "N" are 0.
+    Only the first scorer counts; "C" is 1, "P" 0.5, "I" and "N" are 0. Whatever model the task asks, also as a judge
+    or a user, is the policy.
+
+    Args:
+        score: which value counts where the scorer gives several.
+        max_messages: where the task has no limit of its own; after so many the sample is scored as it is.
+        **options: the task's.
     """
 
-    def __init__(self, name: str, **options: Any) -> None:
+    def __init__(self, name: str, *, score: str | None = None, max_messages: int = 100, **options: Any) -> None:
         try:
             found = load_tasks([name], options)
         except Exception as error:
@@ -58,9 +65,13 @@ class InspectTasks:
             raise ConfigError(f"{name} runs in a container of inspect", hint="agl reads tasks without sandbox=")
         if not self._task.scorer:
             raise ConfigError(f"{name} has no scorer", hint="agl needs one: it gives the reward")
+        self._score, self._limit = score, self._task.message_limit or max_messages
 
     def tasks(self, n: int | None, seed: int) -> list[dict[str, Any]]:
         samples = [sample.model_dump(mode="json", exclude_none=True) for sample in self._task.dataset]
+        for sample in samples:
+            for message in sample["input"] if isinstance(sample["input"], list) else ():
+                message.pop("id", None)  # a random one, at every load
         return random.Random(seed).sample(samples, len(samples))[:n]
 
     async def play(self, task: Mapping[str, Any], ask: Ask) -> float:
@@ -88,11 +99,19 @@ class InspectTasks:
         setup, solver = self._task.setup, self._task.solver
         solvers = [*(setup if isinstance(setup, list) else [setup] if setup else []),
                    *(solver if isinstance(solver, list) else [solver])]  # fmt: skip
-        state = await chain(*solvers)(state, generate)
+        with apply_limits([message_limit(self._limit)], catch_errors=True):
+            state = await chain(*solvers)(state, generate)
         scorer = self._task.scorer
         first = scorer[0] if isinstance(scorer, list) else scorer
-        score = await first(state, Target(sample.target))
-        return 0.0 if score is None else value_to_float()(score.value)
+        score = await first(sample_state() or state, Target(sample.target))
+        value = 0.0 if score is None else score.value
+        if isinstance(value, Mapping):
+            if self._score not in value:
+                raise ConfigError(
+                    f"the scorer gives {', '.join(value)}", hint="score= says which of them is the reward"
+                )
+            value = value[self._score]
+        return value_to_float()(value)
 
 
 @modelapi("agl")
