@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -152,3 +154,29 @@ def test_bad_tasks() -> None:
         agl.environments.as_verifiers(by_llm, [])
     with pytest.raises(DatasetError, match="no JSON"):
         agl.environments.as_verifiers(by_llm, [{"x": object()}])
+
+
+def test_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/environments.md: a LangChain agent, loaded as verifiers loads an environment."""
+    pytest.importorskip("langchain_openai", reason="langchain is not installed")
+    import documents
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+
+    (text,) = [b.text for b in documents.blocks() if b.what.endswith("as_verifiers.py::test_the_page")]
+
+    def add(a: int) -> str:
+        """Double a number."""
+        return str(2 * a)
+
+    monkeypatch.setenv("OPENAI_API_KEY", "its own")
+    module: Any = types.ModuleType("my_env")
+    module.agl, module.tasks = agl, TASKS
+    module.my_agent = create_agent(ChatOpenAI(model="gpt-4o-mini"), tools=[add], name="doubler")
+    module.score = lambda task, output: float(str(task["answer"]) in output)
+    exec(text, vars(module))
+    monkeypatch.setitem(sys.modules, "my_env", module)
+    outputs, seen = evaluate(vf.load_environment("my_env"), calculator)
+    assert [o["reward"] for o in outputs] == [1.0] * 3
+    assert [len(o["trajectory"]) for o in outputs] == [2] * 3
+    assert {r.headers["authorization"] for r in seen} == {"Bearer k"}

@@ -83,7 +83,7 @@ class Games:
         self.floor = floor if floor is not None else game.floor if game else 0.0
         self._turns = max(max_turns, spec.max_episode_steps or 0)
         with_text = "ansi" in getattr(_creator(spec), "metadata", {}).get("render_modes", ())
-        self._render = "ansi" if with_text else None
+        self._render = {"render_mode": "ansi"} if with_text else {}
 
     def tasks(self, n: int | None, seed: int) -> list[dict[str, Any]]:
         tasks = [{"game": self._name, "seed": seed + i, "options": dict(self._options)} for i in range(n or 100)]
@@ -95,7 +95,7 @@ class Games:
         return tasks
 
     async def play(self, task: Mapping[str, Any], ask: Ask) -> float:
-        game = gymnasium.make(task["game"], render_mode=self._render, **task["options"])
+        game = gymnasium.make(task["game"], **self._render, **task["options"])
         try:
             seen, _ = game.reset(seed=task["seed"])
             names = ", ".join(self._actions)
@@ -117,7 +117,7 @@ class Games:
             game.close()
 
     def _text(self, game: Any, seen: Any) -> str:
-        if self._render is None:
+        if not self._render:
             return str(tuple(int(v) for v in seen) if isinstance(seen, tuple) else seen)
         return _COLOURED.sub(_bracketed, game.render()).strip("\n")
 
