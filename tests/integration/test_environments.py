@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from environments import SUPPORT, Subject, subjects
+from environments import SUPPORT, Subject, fixed, subjects
 
 import agl
 from agl.agents.registry import answer_error_cause
-from agl.errors import AglError, RolloutError
+from agl.errors import AglError, ConfigError, DatasetError, MissingExtraError, RolloutError
 from agl.testing.provider import Reply, Script, says, serve
 from agl_environments.asking import Replay
 
@@ -148,6 +149,70 @@ def test_a_reward_for_an_agent_of_your_own(subject: Subject, environment: Any) -
         outcome = asyncio.run(environment._solve(task, {"llm": agl.LLM(provider.url, "m", "k")}))
     assert outcome.reward >= subject.full
     assert environment.reward(task, outcome.output) == outcome.reward
+
+
+def test_a_text_that_breaks_a_grader_is_the_policys_failure() -> None:
+    """reasoning-gym's grader of prime factors raises for a text without numbers; without a right answer to check it by,
+    it would be the grader's failure."""
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    import reasoning_gym
+
+    primes = agl.environments.load("reasoning-gym:prime_factorization", n=1)
+    (task,) = primes.tasks
+    dataset = reasoning_gym.create_dataset(task["dataset"], **json.loads(task["options"]))
+    with pytest.raises(ValueError, match="invalid literal"):
+        dataset.score_answer("two and three", dataset[0])
+    assert primes.reward(task, "two and three") == 0
+    assert primes.reward(task, task["answer"]) == 1
+
+
+def test_a_grader_that_breaks_for_every_text_is_not_the_policys(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed")
+    from reasoning_gym.arithmetic.gcd import GCDDataset
+
+    def gone(*_: Any) -> float:
+        raise ValueError("its table is gone")
+
+    gcd = agl.environments.load("reasoning-gym:gcd", n=1)
+    monkeypatch.setattr(GCDDataset, "score_answer", gone)
+    with pytest.raises(RolloutError, match="its table is gone"):
+        gcd.reward(gcd.tasks[0], "5")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "package", "message"),
+    [
+        ("gcd", {}, "", r"no kind of environment: 'gcd'.*\n.*known: gymnasium, inspect, nemo-gym"),
+        ("reasoning_gym:gcd", {}, "", "did you mean 'reasoning-gym'"),
+        ("reasoning-gym", {}, "", "no environment's name: 'reasoning-gym'"),
+        ("reasoning-gym:gcd", {"n": 0}, "", "n=0 tasks"),
+        ("reasoning-gym:gdc", {}, "reasoning_gym", "no data set 'gdc'.*\n.*did you mean 'gcd'"),
+        ("reasoning-gym:gcd", {"max": 3}, "reasoning_gym", "refuses the options of 'gcd'.*'max'"),
+        ("reasoning-gym:gcd", {"max_value": 0}, "reasoning_gym", "refuses the options of 'gcd'"),
+        ("reasoning-gym:gcd", {"max_value": {1}}, "reasoning_gym", "an option of 'gcd' is no JSON"),
+        ("gymnasium:CartPole-v1", {}, "gymnasium", "does not know the actions of CartPole-v1"),
+        ("gymnasium:Taxi-v99", {}, "gymnasium", "gymnasium has no environment 'Taxi-v99'"),
+        ("gymnasium:no_module:X-v0", {"actions": ["a"], "floor": 0}, "gymnasium", "No module named 'no_module'"),
+        ("verifiers:no-such-env", {}, "verifiers.legacy", "verifiers cannot load 'no-such-env'"),
+        ("inspect:no_such_file.py@x", {}, "inspect_ai", "no_such_file.py@x"),
+        ("nemo-gym:localhost:1", {"tasks": []}, "", "'localhost:1' is no address"),
+        ("nemo-gym:http://127.0.0.1:1", {"tasks": "none.jsonl"}, "", "these are no tasks of NeMo Gym"),
+        ("openenv:http://127.0.0.1:1", {}, "openenv", "no OpenEnv server answers at http://127.0.0.1:1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_anything_runs(
+    name: str, options: dict[str, Any], package: str, message: str
+) -> None:
+    if package and Subject("", package, fixed(""), lambda task: says("")).missing:
+        pytest.skip(f"{package} is not installed")
+    with pytest.raises((ConfigError, DatasetError), match=message):
+        agl.environments.load(name, **options)
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(MissingExtraError, match=r'pip install "\./guests/environments\[gymnasium\]"'):
+        agl.environments.load("gymnasium:Taxi-v4")
 
 
 class TestTraining:

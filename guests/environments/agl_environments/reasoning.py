@@ -34,7 +34,12 @@ class ReasoningGym:
         self._name, self._system, self._options = name, system, options
 
     def tasks(self, n: int | None, seed: int) -> list[dict[str, Any]]:
-        options = json.dumps({**self._options, "seed": seed, "size": n or 100}, sort_keys=True)
+        try:
+            options = json.dumps({**self._options, "seed": seed, "size": n or 100}, sort_keys=True)
+        except TypeError as error:
+            raise ConfigError(
+                f"an option of {self._name!r} is no JSON: {error}", hint="numbers, texts, lists"
+            ) from None
         entries = _dataset(self._name, options)
         return [
             {"dataset": self._name, "options": options, "index": i, "question": e["question"], "answer": e["answer"]}
