@@ -74,9 +74,15 @@ def test_garbage_is_the_policys_failure(subject: Subject, environment: Any, tmp_
     }
 
 
-@pytest.mark.parametrize("arguments", [{}, {"a": "x" * 99, "count": [], "field": {}}], ids=["none", "wrong"])
+WRONG: dict[str, Any] = {"a": "x" * 99, "count": [], "field": {}}
+
+
+@pytest.mark.parametrize(
+    "calls", [[("", {})], [("", WRONG)], [("no_such_tool", {})], [("", WRONG), ("no_such_tool", {})]],
+    ids=["empty", "wrong", "unknown", "several"],
+)  # fmt: skip
 def test_a_wrong_tool_call_is_the_policys_failure(
-    subject: Subject, environment: Any, arguments: dict[str, Any], tmp_path: Path
+    subject: Subject, environment: Any, calls: list[tuple[str, dict[str, Any]]], tmp_path: Path
 ) -> None:
     if not subject.tools:
         pytest.skip("it has no tools")
@@ -84,7 +90,7 @@ def test_a_wrong_tool_call_is_the_policys_failure(
     def script(body: dict[str, Any]) -> Reply:
         if any(m["role"] == "tool" for m in body["messages"]):
             return Reply("I give up")
-        return Reply(tools=((subject.tools[0], arguments), ("no_such_tool", {})))
+        return Reply(tools=tuple((name or subject.tools[0], arguments) for name, arguments in calls))
 
     assert set(scores(environment, {"": script}, tmp_path)) == {subject.floor}
 

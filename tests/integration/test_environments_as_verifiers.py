@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -143,8 +144,20 @@ def test_a_model_that_cannot_be_reached_is_verifiers_own_error() -> None:
     assert output["error"]["error"] == "ModelError"
 
 
-def test_turns_are_limited_and_the_agent_is_ended() -> None:
-    outputs, seen = evaluate(agl.environments.as_verifiers(by_llm, TASKS[:1], max_turns=1), calculator)
+@pytest.mark.timeout(50)
+@pytest.mark.parametrize("pause", [0.0, 0.5], ids=["at once", "later"])
+def test_turns_are_limited_and_the_agent_is_ended(pause: float) -> None:
+    """Whether its next request comes before or after the rollout's end."""
+
+    @agl.rollout
+    def agent(task: Any, llm: agl.LLM) -> float:
+        client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+        for _ in range(9):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "3 + 3"}])
+            time.sleep(pause)
+        return 1.0
+
+    outputs, seen = evaluate(agl.environments.as_verifiers(agent, TASKS[:1], max_turns=1), calculator)
     assert [(o["reward"], o["error"], o["stop_condition"]) for o in outputs] == [(0.0, None, "max_turns_reached")]
     assert len(seen) == 1
 

@@ -81,12 +81,29 @@ class _Request(NamedTuple):
 
 @dataclass
 class _Run:
-    """A running agent: its server, its requests, and the one that is being answered."""
+    """A running agent and its server.
 
-    requests: asyncio.Queue[_Request]
+    Attributes:
+        requests: that wait for their turn. now: the one that is being answered. open: replies that the agent awaits;
+            None once the rollout has ended.
+    """
+
     server: web.AppRunner
-    task: asyncio.Task[float]
+    requests: asyncio.Queue[_Request]
+    open: set[asyncio.Future[Any]] | None
+    task: asyncio.Task[float] | None = None
     now: _Request | None = None
+
+    async def end(self) -> None:
+        """End the agent, unless it has ended: a sync one at its next request."""
+        replies, self.open = self.open or set(), None
+        for reply in replies:
+            if not reply.done():
+                reply.set_exception(_ended())
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait({self.task})
+        await self.server.cleanup()
 
 
 class AgentEnvironment(vf.MultiTurnEnv):
@@ -99,14 +116,14 @@ class AgentEnvironment(vf.MultiTurnEnv):
         self._traced.enter_context(switched_on(agent.tracers))
 
     async def setup_state(self, state: Any) -> None:
-        requests: asyncio.Queue[_Request] = asyncio.Queue()
         key = secrets.token_urlsafe(16)
-        server, url = await _serve(requests, key)
+        run, url = await _serve(key)
+        state["agl_run"] = run
         info = RolloutInfo(state["trajectory_id"], 1, "train")
         context = tracing.RolloutContext(info.rollout_id, 1, self._agent.name, self._selection, url, key)
         llm = LLM(f"{url}/rollouts/{info.rollout_id}/attempts/1/agents/{self._agent.name}/v1", state["model"], key)
-        task = asyncio.create_task(self._attempt(Task.of(state["info"]["agl_task"]), {"llm": llm}, info, context))
-        state["agl_run"] = _Run(requests, server, task)
+        task = Task.of(state["info"]["agl_task"])
+        run.task = asyncio.create_task(self._attempt(task, {"llm": llm}, info, context))
 
     async def _attempt(self, task: Any, resources: dict[str, Any], info: RolloutInfo, context: Any) -> float:
         def run() -> Any:
@@ -131,6 +148,7 @@ class AgentEnvironment(vf.MultiTurnEnv):
 
     async def get_prompt_messages(self, state: Any) -> Any:
         run: _Run = state["agl_run"]
+        assert run.task is not None
         request = asyncio.ensure_future(run.requests.get())
         await asyncio.wait({request, run.task}, return_when=asyncio.FIRST_COMPLETED)
         if not request.done():
@@ -179,9 +197,7 @@ class AgentEnvironment(vf.MultiTurnEnv):
         """End the agent, if it runs, and its server."""
         run: _Run | None = state.pop("agl_run", None)
         if run is not None:
-            run.task.cancel()
-            await asyncio.wait({run.task})
-            await run.server.cleanup()
+            await run.end()
 
     @vf.teardown
     async def switch_off(self) -> None:
@@ -189,8 +205,8 @@ class AgentEnvironment(vf.MultiTurnEnv):
         self._traced.close()
 
 
-async def _serve(requests: asyncio.Queue[_Request], key: str) -> tuple[web.AppRunner, str]:
-    """A server at a free port whose requests go into the queue, and its URL."""
+async def _serve(key: str) -> tuple[_Run, str]:
+    """A run without its agent, whose server listens at a free port, and the server's URL."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
@@ -201,19 +217,28 @@ async def _serve(requests: asyncio.Queue[_Request], key: str) -> tuple[web.AppRu
         if protocol is None or body.get("previous_response_id") or (streamed and protocol != _CHAT):
             message = "agl's verifiers environment answers chat/completions, and responses and messages unstreamed"
             return web.json_response({"error": {"message": message}}, status=501)
+        if run.open is None:
+            raise _ended()
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        run.open.add(reply)
         messages = write.to_openai(read.body(body))
-        await requests.put(_Request(messages, read.tools(body.get("tools")), reply))
+        await run.requests.put(_Request(messages, read.tools(body.get("tools")), reply))
         payload = serialize_intercept_response(await reply, protocol)
         return await _stream(request, payload) if streamed else web.json_response(payload)
 
     app = web.Application(client_max_size=64 * 1024**2)
     app.router.add_post("/{path:.*}", answer)
-    server = web.AppRunner(app, access_log=None)
+    server = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    run = _Run(server, asyncio.Queue(), set())
     await server.setup()
     site = web.TCPSite(server, "127.0.0.1", 0)
     await site.start()
-    return server, f"http://127.0.0.1:{server.addresses[0][1]}"
+    return run, f"http://127.0.0.1:{server.addresses[0][1]}"
+
+
+def _ended() -> web.HTTPGone:
+    """The clients do not try again after it."""
+    return web.HTTPGone(text="verifiers has ended this rollout")
 
 
 _CHAT = "openai_chat_completions"
