@@ -8,6 +8,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -145,16 +146,20 @@ def test_a_model_that_cannot_be_reached_is_verifiers_own_error() -> None:
 
 
 @pytest.mark.timeout(50)
-@pytest.mark.parametrize("pause", [0.0, 0.5], ids=["at once", "later"])
-def test_turns_are_limited_and_the_agent_is_ended(pause: float) -> None:
-    """Whether its next request comes before or after the rollout's end."""
+@pytest.mark.parametrize("parallel", [True, False], ids=["waiting", "later"])
+def test_turns_are_limited_and_the_agent_is_ended(parallel: bool) -> None:
+    """Whether its other requests wait at the rollout's end or come after it."""
 
     @agl.rollout
     def agent(task: Any, llm: agl.LLM) -> float:
         client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
-        for _ in range(9):
+
+        def ask(_: int) -> None:
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": "3 + 3"}])
-            time.sleep(pause)
+            time.sleep(0 if parallel else 0.5)
+
+        with ThreadPoolExecutor(4 if parallel else 1) as threads:
+            list(threads.map(ask, range(4)))
         return 1.0
 
     outputs, seen = evaluate(agl.environments.as_verifiers(agent, TASKS[:1], max_turns=1), calculator)
