@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from agl_environments.asking import Replay
 
 GARBAGE = '}{"]\x00 \ud7ff </answer> ((((' + "9" * 400
 SUBJECTS = subjects()
+IN_PROCESSES = (
+    "reasoning-gym:gcd", "gymnasium:Taxi", "verifiers:tool", "inspect:tool", "nemo-gym:counter", "openenv:typed",
+)  # fmt: skip
 
 
 @pytest.fixture(params=SUBJECTS, ids=[s.id for s in SUBJECTS])
@@ -138,6 +142,25 @@ def test_an_environment_that_breaks_is_not_the_policys_fault(subject: Subject, t
         ) as raised:
             asyncio.run(environment.play(environment.tasks[0], Replay(["right", "plum", "40"] * 3)))
     assert answer_error_cause(raised.value) is None
+
+
+@pytest.mark.slow
+def test_the_agent_runs_in_worker_processes(
+    subject: Subject, environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if subject.id not in IN_PROCESSES:
+        pytest.skip("one of each kind is enough")
+    # The workers import what the environment imported.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
+    with serve(says("")) as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        report = agl.evaluate(
+            environment.agent, environment.tasks[:2], {"scripted": None}, runners="process", n_workers=2,
+            directory=tmp_path, progress=False,
+        )  # fmt: skip
+    (policy,) = report.policies.values()
+    assert [r.reward for r in policy.rollouts] == [subject.floor] * 2
 
 
 def test_an_unreachable_model_is_not_the_environments_failure(subject: Subject, environment: Any) -> None:

@@ -44,7 +44,7 @@ class Verifiers:
         if self._environment.requires_group_rollouts:
             raise ConfigError(f"{name} scores the rollouts of a task together", hint="its rubric is not supported")
         for rubric in _rubrics(self._environment.rubric):
-            rubric.funcs = [_noted(function) for function in rubric.funcs]
+            rubric.funcs = [_Noted(function) for function in rubric.funcs]
 
     def tasks(self, n: int | None, seed: int) -> list[dict[str, Any]]:
         rows = [{k: v for k, v in row.items() if v is not None} for row in self._environment.get_dataset()]
@@ -90,17 +90,18 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
         yield rubric
 
 
-def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A reward function whose exceptions are noted on their way."""
+class _Noted:
+    """A reward function whose exceptions are noted on their way; a class, so that worker processes can get it."""
 
-    @functools.wraps(function)
-    async def call(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            value = function(*args, **kwargs)
+            value = self._function(*args, **kwargs)
             return await value if inspect.isawaitable(value) else value
         except Exception as error:
             if (raised := _raised.get(None)) is not None:
                 raised.append(error)
             raise
-
-    return call
