@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from agl.errors import ConfigError
 from agl_environments.asking import Ask, Message, message_of
@@ -129,7 +130,7 @@ class Games:
 
 def _creator(spec: Any) -> Any:
     where = spec.entry_point
-    return gymnasium.envs.registration.load_env_creator(where) if isinstance(where, str) else where
+    return load_env_creator(where) if isinstance(where, str) else where
 
 
 def _bracketed(match: re.Match[str]) -> str:
