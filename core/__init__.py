@@ -12,7 +12,7 @@ from agl._lazy import lazy_names
 from agl._version import __version__ as __version__
 
 _NAMES = {
-    "": ("credit", "errors", "loggers", "memory", "rewards"),
+    "": ("credit", "environments", "errors", "loggers", "memory", "rewards"),
     "agl.agents": ("Agent", "LitAgent", "Outcome", "RolloutInfo", "Tracer", "rollout"),
     "agl.trainer.runners.command": ("CommandAgent",),
     "agl.agents.hooks": ("Hook",),

@@ -1,6 +1,7 @@
 """The public face of agl, for editors and type checkers; `__init__.py` loads the same names on first use."""
 
 from agl import credit as credit
+from agl import environments as environments
 from agl import errors as errors
 from agl import loggers as loggers
 from agl import memory as memory

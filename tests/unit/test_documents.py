@@ -159,7 +159,9 @@ def check_install(arguments: list[str]) -> None:
     asked = [a for a in arguments[1:] if not a.startswith("-") and a not in ("constraints.txt", "uninstall")]
     for word in asked:
         if word.startswith("./guests/"):
-            assert (ROOT / word / "pyproject.toml").is_file(), word
+            folder, _, extras = word.rstrip("]").partition("[")
+            project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+            assert {e for e in extras.split(",") if e} <= project.get("optional-dependencies", {}).keys(), word
         elif word.startswith((".", "agl")):
             extras = re.fullmatch(r"(?:\.|agl)(?:\[(.*)\])?", word)
             assert extras, word

@@ -111,6 +111,7 @@ def test_a_command_that_needs_more_says_what_to_install() -> None:
         ("agentlightning", "import agl.compat"),
         ("agentlightning", "from agl import LightningStore"),
         ("massgen", "from agl.massgen import RLAgentMixin"),
+        ("environments", "import agl; agl.environments"),
         ("prompts", "import agl; agl.GEPA"),
         ("prompts", "from agl.compat import APO"),
         ("massgen", "import agl; agl.memory.MemoryManager"),
