@@ -35,6 +35,7 @@ MODULES = {
     "openai": ("openai",),
     "agentlightning": ("agl_agentlightning",),
     "massgen": ("agl_massgen",),
+    "harnesses": ("agl_harnesses",),
 }  # fmt: skip
 """Extra -> modules that agl's own code imports; a module that several bring belongs to the first of them."""
 _EXTRA_OF = {"agl.Client": "server"}
@@ -59,7 +60,7 @@ def missing(what: str, module: str, extra: str) -> MissingExtraError:
 
 def install_line(extra: str) -> str:
     """How to install an extra, or several ("local,langchain"): from the clone, as agl is not on PyPI yet."""
-    package = f"./guests/{extra}" if extra in ("agentlightning", "massgen", "prompts") else f'".[{extra}]"'
+    package = f"./guests/{extra}" if extra in ("agentlightning", "harnesses", "massgen", "prompts") else f'".[{extra}]"'
     package += " ./guests/verl" if extra == "verl" else ""
     return f"in the root of the agl clone: pip install {package}"
 

@@ -1,0 +1,89 @@
+"""Codex (`codex`), OpenAI's: the Responses API.
+
+Read in 0.171.0 and seen on the wire: `$CODEX_HOME/config.toml` (`model_provider`, `model_providers.NAME.base_url`,
+`openai_base_url`), `-c key=value` overrides it, `auth.json` holds a key or a login. Each request has the header
+`x-codex-turn-metadata` with `agent_name` ("/root", "/root/NAME") and `request_kind` ("turn", "compaction", ...).
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agl.errors import ConfigError
+from agl.tracing.propagation import OPENAI_KEY
+from agl.trainer.runners.recording_proxy import PROVIDERS
+from agl_harnesses.harness import Attempt, Harness, Providers, merged
+
+_STATE = ("sessions", "archived_sessions", "*.sqlite*", "log*", ".tmp", "tmp", "shell_snapshots", "history*", "*locks")
+"""What Codex writes to its directory as it runs."""
+
+
+class Codex(Harness):
+    """Codex with an API key. A login with ChatGPT is refused: its calls go to a server of their own."""
+
+    name, programs = "codex", ("codex",)
+    install = "npm install -g @openai/codex"
+    versions = ("0.171.0",)
+
+    def providers(self, attempt: Attempt) -> Providers:
+        settings = _settings(attempt)
+        name = settings.get("model_provider", "openai")
+        if (own := settings.get("model_providers", {}).get(name)) is None and name != "openai":
+            raise ConfigError(
+                f"codex: config.toml has no [model_providers.{name}], so agl does not know where its calls go",
+                hint="write it there with its base_url, or choose another: -c model_provider=NAME",
+            )
+        auth = attempt.settings(_home(attempt) / "auth.json")
+        if own is None and auth.get("tokens") and not auth.get(OPENAI_KEY) and not attempt.variable("CODEX_API_KEY"):
+            raise ConfigError(
+                "codex is logged in with ChatGPT, and agl run stands in for providers with an API key only",
+                hint="set CODEX_API_KEY, or name a provider of your own: -c model_provider=NAME",
+            )
+        # Codex does not look at OPENAI_BASE_URL.
+        base = (own or settings).get("base_url" if own else "openai_base_url") or PROVIDERS["openai"]
+        return {"openai": base}
+
+    def point(self, attempt: Attempt) -> None:
+        settings, url = _settings(attempt), attempt.urls["openai"]
+        name = settings.get("model_provider", "openai")
+        own = settings.get("model_providers", {}).get(name)
+        place = "openai_base_url" if own is None else f"model_providers.{name}.base_url"
+        changes = (f"{place}={json.dumps(url)}", "check_for_update_on_startup=false", "analytics.enabled=false")
+        # The last of equal options counts; what follows `--` is no option.
+        end = attempt.words.index("--") if "--" in attempt.words else len(attempt.words)
+        attempt.words[end:end] = [word for change in changes for word in ("-c", change)]
+        attempt.copy(_home(attempt), *_STATE)
+        attempt.environment["CODEX_HOME"] = str(attempt.home)
+        attempt.placeholder((own or {}).get("env_key") or "CODEX_API_KEY")
+
+    def sub_agent(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
+        turn = json.loads(headers.get("x-codex-turn-metadata") or "{}")
+        kind, agent = turn.get("request_kind", "turn"), turn.get("agent_name", "/root")
+        name = agent.removeprefix("/root").strip("/").replace("/", "-") if kind == "turn" else kind
+        return name or None
+
+
+def _home(attempt: Attempt) -> Path:
+    return attempt.own_home("CODEX_HOME", ".codex")
+
+
+def _settings(attempt: Attempt) -> dict[str, Any]:
+    """config.toml, with what a profile and the command line override."""
+    settings: dict[str, Any] = {}
+    for name in ("config", *(f"{name}.config" for name in attempt.options("-p", "--profile"))):
+        path = _home(attempt) / f"{name}.toml"
+        try:
+            settings = merged(settings, tomllib.loads(path.read_text()) if path.is_file() else {})
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is no TOML: {error}", hint="mend it: codex reads it, too") from None
+    for change in attempt.options("-c", "--config"):
+        key, _, value = change.partition("=")
+        try:
+            settings = merged(settings, tomllib.loads(change))
+        except tomllib.TOMLDecodeError:
+            settings = merged(settings, tomllib.loads(f"{key} = {json.dumps(value)}"))
+    return settings
