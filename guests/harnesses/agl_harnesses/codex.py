@@ -2,7 +2,8 @@
 
 Read in 0.171.0 and seen on the wire: `$CODEX_HOME/config.toml` (`model_provider`, `model_providers.NAME.base_url`,
 `openai_base_url`), `-c key=value` overrides it, `auth.json` holds a key or a login. Each request has the header
-`x-codex-turn-metadata` with `agent_name` ("/root", "/root/NAME") and `request_kind` ("turn", "compaction", ...).
+`x-codex-turn-metadata` with `request_kind` ("turn", "compaction", ...); a sub-agent's has `x-openai-subagent`, too
+("collab_spawn", "review", ...).
 """
 
 from __future__ import annotations
@@ -58,13 +59,15 @@ class Codex(Harness):
         attempt.words[end:end] = [word for change in changes for word in ("-c", change)]
         attempt.copy(_home(attempt), *_STATE)
         attempt.environment["CODEX_HOME"] = str(attempt.home)
-        attempt.placeholder((own or {}).get("env_key") or "CODEX_API_KEY")
+        auth = attempt.settings(_home(attempt) / "auth.json")
+        attempt.placeholder(
+            (own or {}).get("env_key") or "CODEX_API_KEY", known={"CODEX_API_KEY": auth.get(OPENAI_KEY)}
+        )
 
     def sub_agent(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-        turn = json.loads(headers.get("x-codex-turn-metadata") or "{}")
-        kind, agent = turn.get("request_kind", "turn"), turn.get("agent_name", "/root")
-        name = agent.removeprefix("/root").strip("/").replace("/", "-") if kind == "turn" else kind
-        return name or None
+        kind = json.loads(headers.get("x-codex-turn-metadata") or "{}").get("request_kind", "turn")
+        name = headers.get("x-openai-subagent") if kind == "turn" else kind
+        return "task" if name == "collab_spawn" else name
 
 
 def _home(attempt: Attempt) -> Path:

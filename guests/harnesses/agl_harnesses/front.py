@@ -37,6 +37,9 @@ class Front:
             RequestError: 404, the path is not below its API's prefix; or its body is too large.
         """
         request = Request(scope, receive)
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            # Codex then sends the same over HTTP; after any other answer it tries for seconds.
+            raise RequestError(426, "calls are taken over HTTP", code="upgrade_required")
         try:
             content = await request.body()
         except Refused as refused:

@@ -65,10 +65,15 @@ class Attempt:
             ignored = shutil.ignore_patterns(*without)
             shutil.copytree(directory, self.home, ignore=ignored, dirs_exist_ok=True, symlinks=True)
 
-    def placeholder(self, *names: str) -> None:
-        """Set keys that the user has not, where a policy answers: without any an agent makes no call."""
+    def placeholder(self, *names: str, known: Mapping[str, Any] | None = None) -> None:
+        """Set keys that the user has not, where a policy answers: without any an agent makes no call.
+
+        Args:
+            known: those of files, which the environment would override.
+        """
         if self.routed:
-            self.environment = {**dict.fromkeys(names, "none"), **self.environment}
+            missing = {name: "none" for name in names if not (known or {}).get(name)}
+            self.environment = {**missing, **self.environment}
 
     def dotenv(self, path: Path) -> dict[str, str]:
         """The variables of a `.env` file; {} where there is none."""
@@ -104,7 +109,7 @@ class Harness:
         name: of its calls' agent. programs: what its command may be called. install: a command that installs it.
         versions: those that the suite has seen.
         sub_agents: name -> what the system prompt of such a call holds.
-        starts_agents: the tool that starts sub-agents; a call that has tools, but not this one, is a sub-agent's.
+        main_tools: what only the main agent has; a call that has tools, but none of these, is a sub-agent's ("task").
     """
 
     name: ClassVar[str]
@@ -112,7 +117,7 @@ class Harness:
     install: ClassVar[str]
     versions: ClassVar[tuple[str, ...]] = ()
     sub_agents: ClassVar[Mapping[str, str]] = {}
-    starts_agents: ClassVar[str | None] = None
+    main_tools: ClassVar[frozenset[str]] = frozenset()
 
     def providers(self, attempt: Attempt) -> Providers:
         """Where its calls go, as far as its configuration says; nothing is written.
@@ -138,7 +143,7 @@ class Harness:
             if phrase in system:
                 return name
         tools = {tool.get("name") or (tool.get("function") or {}).get("name") for tool in _tools(body)}
-        return "task" if tools and self.starts_agents and self.starts_agents not in tools else None
+        return "task" if tools and self.main_tools and not tools & self.main_tools else None
 
     def version(self, program: str) -> str | None:
         """The version of a program, of its package or as it says itself; None if neither is known."""
@@ -174,13 +179,17 @@ def litellm_providers(values: Mapping[str, str]) -> Providers:
     return {name: url for name, url in (("openai", openai), ("anthropic", anthropic)) if url}
 
 
-def point_litellm(attempt: Attempt) -> dict[str, str]:
-    """Point litellm at the attempt by the variables that are returned; it fetches no list of prices."""
+def point_litellm(attempt: Attempt, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Point litellm at the attempt by the variables that are returned; it fetches no list of prices.
+
+    Args:
+        known: keys of files, as of `Attempt.placeholder`.
+    """
     openai, anthropic = attempt.urls["openai"], attempt.urls["anthropic"]
     variables: dict[str, str] = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), openai)
     variables |= dict.fromkeys(("ANTHROPIC_API_BASE", "ANTHROPIC_BASE_URL"), anthropic)
     attempt.environment |= {**variables, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    attempt.placeholder(OPENAI_KEY, ANTHROPIC_KEY)
+    attempt.placeholder(OPENAI_KEY, ANTHROPIC_KEY, known=known)
     return variables
 
 

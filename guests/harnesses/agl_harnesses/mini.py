@@ -30,7 +30,7 @@ class Mini(Harness):
     def point(self, attempt: Attempt) -> None:
         attempt.copy(_folder(attempt), "*.traj.json")
         attempt.environment["MSWEA_GLOBAL_CONFIG_DIR"] = str(attempt.home)
-        point_litellm(attempt)
+        point_litellm(attempt, attempt.dotenv(_folder(attempt) / ".env"))
         pointed = f"{_BASE}{attempt.urls['openai']}"
         attempt.words = [pointed if word.startswith(_BASE) else word for word in attempt.words]
 

@@ -1,8 +1,8 @@
 """Qwen Code (`qwen`): Chat Completions.
 
-Read in 0.15.10 and seen on the wire: `$QWEN_HOME/settings.json` (`modelProviders`, `security.auth`) and `.env` there; a
-base URL comes from the chosen model's entry, `--openai-base-url`, OPENAI_BASE_URL, the settings, in this order. After a
-turn it may ask itself, as another agent, what is worth keeping.
+Read in 0.15.10, and seen on the wire in 0.24.4 (for Node 22), too: `$QWEN_HOME/settings.json` (`modelProviders`,
+`security.auth`) and `.env` there; a base URL comes from the chosen model's entry, `--openai-base-url`, OPENAI_BASE_URL, the
+settings, in this order. After a turn it may ask itself, as another agent, what is worth keeping.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Qwen(Harness):
 
     name, programs = "qwen", ("qwen",)
     install = "npm install -g @qwen-code/qwen-code"
-    versions = ("0.15.10",)
+    versions = ("0.15.10", "0.24.4")
     sub_agents: ClassVar[Mapping[str, str]] = {
         "memory": "managed memory",
         "recall": "You are selecting memories",
         "skills": "You are reviewing this conversation to extract reusable skills",
         "compression": "You are the component that summarizes internal chat history",
     }
-    starts_agents = "agent"
+    main_tools = frozenset({"list_agents", "task_stop"})
 
     def providers(self, attempt: Attempt) -> Providers:
         settings = self._settings(attempt)
@@ -62,7 +62,8 @@ class Qwen(Harness):
         (attempt.home / "settings.json").write_text(json.dumps(merged(settings, quiet)))
         attempt.words[1:1] = ["--openai-base-url", url]
         attempt.environment |= {"QWEN_HOME": str(attempt.home), OPENAI_URL: url}
-        attempt.placeholder(OPENAI_KEY)
+        key = settings.get("security", {}).get("auth", {}).get("apiKey")
+        attempt.placeholder(OPENAI_KEY, known={OPENAI_KEY: key, **attempt.dotenv(_home(attempt) / ".env")})
 
     def _settings(self, attempt: Attempt) -> dict[str, Any]:
         return attempt.settings(_home(attempt) / "settings.json")
