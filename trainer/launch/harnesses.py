@@ -19,6 +19,10 @@ def find(command: Sequence[str]) -> Harness | None:
     if find_spec("agl_harnesses") is not None:
         return import_module("agl_harnesses").find(command)
     if (program := Path(command[0]).name) in PROGRAMS:
-        line = f"agl: {program} may read its provider from files; to record it then: {extras.install_line('harnesses')}"
-        print(line, file=sys.stderr)
+        print(f"agl: to record {program} by its own settings, {extras.install_line('harnesses')}", file=sys.stderr)
     return None
+
+
+def installation(program: str) -> str:
+    """How to install a coding agent, to be added to "command not found"; "" if it is none that is known."""
+    return import_module("agl_harnesses").installation(program) if find_spec("agl_harnesses") is not None else ""

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PathDistribution
@@ -41,14 +42,14 @@ class Attempt:
 
     def options(self, *names: str) -> list[str]:
         """The values of a command-line option, `--name value` or `--name=value`, in order."""
-        pairs = zip(self.words[1:], [*self.words[2:], ""], strict=True)
-        separate = [(at, value) for at, (word, value) in enumerate(pairs) if word in names]
-        joined = [
-            (at, word.partition("=")[2])
-            for at, word in enumerate(self.words[1:])
-            if word.startswith("--") and word.partition("=")[0] in names and "=" in word
-        ]
-        return [value for _, value in sorted(separate + joined)]
+        values = []
+        for word, following in zip(self.words, [*self.words[1:], None], strict=True):
+            name, equals, joined = word.partition("=")
+            if word in names and following is not None:
+                values.append(following)
+            elif equals and name.startswith("--") and name in names:
+                values.append(joined)
+        return values
 
     def variable(self, *names: str) -> str | None:
         """The first of these environment variables that is set."""
@@ -97,9 +98,23 @@ class Attempt:
         text = re.sub(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', lambda m: m[1] or "", text, flags=re.DOTALL)
         text = re.sub(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', lambda m: m[1] or "", text)
         try:
-            return dict(json.loads(text))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{path} is no JSON object: {error}", hint="mend it: the agent reads it, too") from None
+            settings = json.loads(text)
+        except ValueError:
+            settings = None
+        if isinstance(settings, dict):
+            return settings
+        raise ConfigError(f"{path} is no JSON object", hint="mend it: the agent reads it, too")
+
+    def toml(self, path: Path) -> dict[str, Any]:
+        """What a file of TOML holds; {} where there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            return tomllib.loads(path.read_text()) if path.is_file() else {}
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is no TOML: {error}", hint="mend it: the agent reads it, too") from None
 
 
 class Harness:
@@ -170,6 +185,15 @@ def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         k: merged(one[k], v) for k, v in other.items() if isinstance(v, Mapping) and isinstance(one.get(k), Mapping)
     }
     return {**one, **other, **both}
+
+
+def toml_setting(text: str) -> dict[str, Any]:
+    """A setting `key=value` whose value is TOML, or else a text."""
+    key, _, value = text.partition("=")
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return tomllib.loads(f"{key} = {json.dumps(value)}")
 
 
 def litellm_providers(values: Mapping[str, str]) -> Providers:

@@ -1,8 +1,8 @@
 """Qwen Code (`qwen`): Chat Completions.
 
 Read in 0.15.10, and seen on the wire in 0.24.4 (for Node 22), too: `$QWEN_HOME/settings.json` (`modelProviders`,
-`security.auth`) and `.env` there; a base URL comes from the chosen model's entry, `--openai-base-url`, OPENAI_BASE_URL, the
-settings, in this order. After a turn it may ask itself, as another agent, what is worth keeping.
+`security.auth`) and `.env` there; a base URL comes from the chosen model's entry, `--openai-base-url`, OPENAI_BASE_URL,
+the settings, in this order. After a turn it may ask itself, as another agent, what is worth keeping.
 """
 
 from __future__ import annotations

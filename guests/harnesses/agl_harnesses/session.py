@@ -53,6 +53,11 @@ def find(command: Sequence[str]) -> Session | None:
     return next((Session(kind(), command) for kind in known() if program in kind.programs), None)
 
 
+def installation(program: str) -> str:
+    """How to install a coding agent; "" if it is none that is known."""
+    return next((f"; to install it: {kind.install}" for kind in known() if program in kind.programs), "")
+
+
 class Session:
     """A coding agent's command, before and while it runs.
 
