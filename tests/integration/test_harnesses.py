@@ -19,6 +19,7 @@ from coding_agents import (
     AFTER,
     AGENTS,
     BEFORE,
+    BY_NAME,
     FILE,
     KEY,
     PROGRAMS,
@@ -31,6 +32,7 @@ from coding_agents import (
     files,
     request,
 )  # fmt: skip
+from documents import blocks, commands
 from launching import Trace, chats, facts, launch, outline, show
 
 from agl import semconv
@@ -156,6 +158,26 @@ def test_it_does_what_it_does_without_agl_and_every_call_is_recorded(place: Plac
     assert KEY.encode() not in place.store.read_bytes()
 
 
+def test_the_commands_of_the_page(place: Place, provider: Provider) -> None:
+    """docs/harnesses.md: its own line for this agent, and the one that lists what was recorded."""
+    agent = place.agent
+    shown = [block for block in blocks() if block.page == "docs/harnesses.md" and block.kind == "run by"]
+    lines = [line for block in shown for line in commands(block.text)]
+    assert len(lines) == 8
+    found = [line for line in lines if agent.program in line and line[:2] == ["agl", "run"]]
+    if not found:
+        pytest.skip(f"the page's line for {agent.name} says why it is not run")
+    for words in found:
+        place.renew(agent.turns(place.work))
+        words = [word.replace("~", str(place.home)) for word in words]
+        done = launch(place.work, place.environment, *words[2:])
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (place.work / FILE).read_text() == AFTER
+        (listing,) = (line for line in lines if line[:3] == ["agl", "trace", "ls"])
+        words = [word.replace("~", str(place.home)) for word in listing]
+        assert facts(place.work)["rollout_id"] in show(place.work, *words[1:])
+
+
 def test_its_sub_agents_have_names_of_their_own(place: Place, provider: Provider) -> None:
     agent = place.agent
     if agent.delegates is None:
@@ -171,6 +193,15 @@ def test_its_sub_agents_have_names_of_their_own(place: Place, provider: Provider
     assert len([by for by, said in calls if by == agent.name]) >= 2, calls
 
 
+AT_NIGHT = [agent for agent in AGENTS if agent.name != "pi"]
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [BY_NAME["pi"], *(pytest.param(agent, marks=pytest.mark.night) for agent in AT_NIGHT)],
+    indirect=True,
+    ids=lambda agent: agent.name,
+)
 def test_a_policy_answers_the_agent_that_is_selected_and_the_provider_the_others(
     place: Place, provider: Provider, untrained_model: Path
 ) -> None:

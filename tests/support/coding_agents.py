@@ -100,7 +100,7 @@ def aider(home: Path, provider: Provider) -> dict[str, str]:
 def codex(home: Path, provider: Provider) -> dict[str, str]:
     (home / ".codex").mkdir()
     (home / ".codex/config.toml").write_text(
-        f'model = "m"\nmodel_provider = "lab"\n[model_providers.lab]\nname = "lab"\nbase_url = "{provider.url}"\n'
+        f'model = "m"\nmodel_provider = "lab"\nsandbox_mode = "danger-full-access"\n[model_providers.lab]\nname = "lab"\nbase_url = "{provider.url}"\n'
         'env_key = "LAB_KEY"\n'
     )
     (home / ".codex/AGENTS.md").write_text("Be brief.\n")
@@ -168,7 +168,7 @@ AGENTS = (
     CodingAgent(
         name="codex",
         program="codex",
-        command=lambda task: ["codex", "exec", "--dangerously-bypass-approvals-and-sandbox", task],
+        command=lambda task: ["codex", "exec", task],
         configure=codex,
         turns=lambda work: (call("exec_command", cmd=f"cat {FILE}"), call("exec_command", cmd=SED), Reply("Done.")),
         config=".codex",

@@ -19,12 +19,11 @@ from agl.trainer.runners.recording_proxy import PROVIDERS
 from agl_harnesses.harness import Attempt, Harness, Providers, merged, toml_setting
 
 _STATE = ("sessions", "archived_sessions", "*.sqlite*", "log*", ".tmp", "tmp", "shell_snapshots", "history*", "*locks")
-"""What Codex writes to its directory as it runs."""
 _KEY = "CODEX_API_KEY"
 
 
 class Codex(Harness):
-    """Codex with an API key. A login with ChatGPT is refused: its calls go to a server of their own."""
+    """Codex with an API key; a login with ChatGPT goes to another server."""
 
     name, programs = "codex", ("codex",)
     install = "npm install -g @openai/codex"
