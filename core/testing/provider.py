@@ -246,7 +246,8 @@ def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[s
     for name, arguments in reply.tools:
         call = {"type": "function_call", "id": provider.next_id("fc_"), "call_id": provider.next_id("call_")}
         space, _, name = name.rpartition("/")
-        output.append(call | ({"namespace": space} if space else {}) | {"name": name, "arguments": json.dumps(arguments), "status": "completed"})
+        call |= {"namespace": space} if space else {}
+        output.append(call | {"name": name, "arguments": json.dumps(arguments), "status": "completed"})
     response = {
         "id": provider.next_id("resp_"), "object": "response", "created_at": 1, "model": body.get("model", "m"),
         "status": "completed", "output": output, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],

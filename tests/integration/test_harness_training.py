@@ -20,7 +20,8 @@ model:
   format_error_template: "No."
   model_kwargs: {drop_params: true}
 """
-SCRIPT = 'mini -c config.yaml -m openai/policy --exit-immediately -t "$AGL_TASK" -o $AGL_ROLLOUT_ID.json >log && cat $AGL_ROLLOUT_ID.json'
+OUT = "$AGL_ROLLOUT_ID.json"
+SCRIPT = f'mini -c config.yaml -m openai/policy --exit-immediately -t "$AGL_TASK" -o {OUT} >log && cat {OUT}'
 
 
 @pytest.mark.slow

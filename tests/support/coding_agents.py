@@ -100,8 +100,8 @@ def aider(home: Path, provider: Provider) -> dict[str, str]:
 def codex(home: Path, provider: Provider) -> dict[str, str]:
     (home / ".codex").mkdir()
     (home / ".codex/config.toml").write_text(
-        f'model = "m"\nmodel_provider = "lab"\nsandbox_mode = "danger-full-access"\n[model_providers.lab]\nname = "lab"\nbase_url = "{provider.url}"\n'
-        'env_key = "LAB_KEY"\n'
+        'model = "m"\nmodel_provider = "lab"\nsandbox_mode = "danger-full-access"\n'
+        f'[model_providers.lab]\nname = "lab"\nbase_url = "{provider.url}"\nenv_key = "LAB_KEY"\n'
     )
     (home / ".codex/AGENTS.md").write_text("Be brief.\n")
     return {"LAB_KEY": KEY}

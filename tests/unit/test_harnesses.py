@@ -297,7 +297,7 @@ def test_a_call_of_a_command_that_has_not_started_goes_nowhere(home: Path, monke
     client = TestClient(app)
     (route,) = found.routes
     secret = route.path.split("/")[2]
-    assert client.post(f"/harness/{secret}/openai/x/chat/completions", json={}).status_code == 404
+    assert "is not served" in client.post(f"/harness/{secret}/openai/x/chat/completions", json={}).json()["error"]
     assert client.get(f"/harness/{secret}/openai/x", headers={"upgrade": "websocket"}).status_code == 426
     assert client.post("/harness/guess/openai/x/chat/completions", json={}).status_code == 404
     found.close()
