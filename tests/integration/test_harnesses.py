@@ -71,7 +71,7 @@ class Place:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
         (self.work / FILE).write_text(BEFORE)
-        # Agents are told of the last commits, whose names depend on their dates.
+        # Prompts hold the last commits, whose names depend on their dates.
         dates = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2026-01-01T00:00:00Z")
         for words in ("init -q -b main", "add .", "-c user.name=a -c user.email=a@b.c commit -q -m first"):
             subprocess.run(["git", *words.split()], cwd=self.work, check=True, env=os.environ | dates)
@@ -161,7 +161,11 @@ def test_it_does_what_it_does_without_agl_and_every_call_is_recorded(place: Plac
 def test_the_commands_of_the_page(place: Place, provider: Provider) -> None:
     """docs/harnesses.md: its own line for this agent, and the one that lists what was recorded."""
     agent = place.agent
-    shown = [block for block in blocks() if block.page == "docs/harnesses.md" and block.kind == "run by"]
+    shown = [
+        block
+        for block in blocks()
+        if block.page == "docs/harnesses.md" and block.kind == "run by" and block.language == "bash"
+    ]
     lines = [line for block in shown for line in commands(block.text)]
     assert len(lines) == 8
     found = [line for line in lines if agent.program in line and line[:2] == ["agl", "run"]]

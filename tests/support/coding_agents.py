@@ -1,4 +1,4 @@
-"""Coding agents as a user has them: how each is configured, given a task, and what a model must answer to solve it."""
+"""Coding agents as a user has them: how each is configured and started, and what a model must answer to solve it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CodingAgent:
         config: its configuration, below the home. writes: what a plain run writes elsewhere below the home.
         random: what differs between two runs in a request's body: a pattern, and what stands for it.
         side: the agents that ask something beside the task. delegates: the turns of an agent that starts another one,
-            what the other is told, and its name.
+            what the other gets to do, and its name.
     """
 
     name: str
@@ -79,7 +79,7 @@ SIDE = {
     "managed memory extraction": (Reply("Nothing to keep."),),
     "one-line Git commit messages": (Reply("fix: say goodbye"),),
 }
-"""What is asked beside the task."""
+"""Calls beside the task."""
 
 
 def mini(home: Path, provider: Provider) -> dict[str, str]:

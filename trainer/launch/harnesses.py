@@ -10,12 +10,10 @@ from typing import Any
 from agl import extras
 
 PROGRAMS = ("aider", "claude", "codex", "mini", "opencode", "pi", "qwen")
-Harness = Any
-"""An `agl_harnesses.Session`."""
 
 
-def find(command: Sequence[str]) -> Harness | None:
-    """What starts this command if it is a coding agent; without the package, a line on stderr names it."""
+def find(command: Sequence[str]) -> Any:
+    """The `agl_harnesses.Session` of a coding agent's command, or None; without the package, a line names it."""
     if find_spec("agl_harnesses") is not None:
         return import_module("agl_harnesses").find(command)
     if (program := Path(command[0]).name) in PROGRAMS:

@@ -115,7 +115,7 @@ class CommandRollout:
     context: tracing.RolloutContext
     root: tracing.Scope
     access: Access
-    harness: harnesses.Harness | None
+    harness: Any
     ended: bool = False
 
     def environment(self) -> dict[str, str]:
