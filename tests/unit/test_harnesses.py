@@ -301,3 +301,11 @@ def test_a_call_of_a_command_that_has_not_started_goes_nowhere(home: Path, monke
     assert client.get(f"/harness/{secret}/openai/x", headers={"upgrade": "websocket"}).status_code == 426
     assert client.post("/harness/guess/openai/x/chat/completions", json={}).status_code == 404
     found.close()
+
+
+def test_one_that_makes_no_call_is_named_with_the_page_that_says_where_to_look(home: Path) -> None:
+    silent = program(home, "mini", "mini 2.4.6")
+    environment = {**os.environ, "HOME": str(home), "AGL_CACHE": str(home / "cache")}
+    done = launch(home, environment, "--store", home / "traces.db", "--", silent)
+    assert (done.returncode, done.stdout) == (0, "mini 2.4.6\n")
+    assert "no call of mini came by: docs/harnesses.md says where agl looks for its provider" in done.stderr
