@@ -2,8 +2,7 @@
 
 Read in 0.171.0 and seen on the wire: `$CODEX_HOME/config.toml` (`model_provider`, `model_providers.NAME.base_url`,
 `openai_base_url`), `-c key=value` overrides it, `auth.json` holds a key or a login. Each request has the header
-`x-codex-turn-metadata` with `request_kind` ("turn", "compaction", ...); a sub-agent's has `x-openai-subagent`, too
-("collab_spawn", "review", ...).
+`x-codex-turn-metadata` with `request_kind` ("turn", "compaction"); a sub-agent's `x-openai-subagent` ("collab_spawn").
 """
 
 from __future__ import annotations
