@@ -37,6 +37,7 @@ MODULES = {
     "massgen": ("agl_massgen",),
     "service": ("agl_service",),
     "environments": ("agl_environments", "openai"),
+    "harnesses": ("agl_harnesses",),
 }  # fmt: skip
 """Extra -> modules that agl's own code imports; a module that several bring belongs to the first of them."""
 
@@ -59,7 +60,7 @@ def missing(what: str, module: str, extra: str) -> MissingExtraError:
 
 def install_line(extra: str) -> str:
     """How to install an extra, or several ("local,langchain"): from the clone, as agl is not on PyPI yet."""
-    guests = ("agentlightning", "environments", "massgen", "prompts", "service")
+    guests = ("agentlightning", "environments", "harnesses", "massgen", "prompts", "service")
     package = f"./guests/{extra}" if extra in guests else f'".[{extra}]"'
     package += " ./guests/verl" if extra == "verl" else ""
     return f"in the root of the agl clone: pip install {package}"

@@ -44,7 +44,7 @@ class Reply:
     """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all.
 
     `fails`: a stream that ends in an error event instead. `reasoning`: what the model thinks first, as far as the API
-    shows it.
+    shows it. A tool `space/name` is one of a namespace (Responses).
     """
 
     content: str | None = None
@@ -245,6 +245,8 @@ def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[s
         output.append({"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [part]})
     for name, arguments in reply.tools:
         call = {"type": "function_call", "id": provider.next_id("fc_"), "call_id": provider.next_id("call_")}
+        space, _, name = name.rpartition("/")
+        call |= {"namespace": space} if space else {}
         output.append(call | {"name": name, "arguments": json.dumps(arguments), "status": "completed"})
     response = {
         "id": provider.next_id("resp_"), "object": "response", "created_at": 1, "model": body.get("model", "m"),

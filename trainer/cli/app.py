@@ -506,11 +506,12 @@ def run(
 ) -> None:
     """Run any program and record its model calls and tools, without a line of code; or try a policy in it."""
     from agl.errors import ConfigError
-    from agl.trainer.launch import child
+    from agl.trainer.launch import child, harnesses
     from agl.trainer.launch.run import LaunchOptions, run_command, show
 
     if shutil.which(command[0]) is None and not os.path.exists(command[0]):
-        typer.echo(printable(f"agl: command not found: {command[0]}"), err=True)
+        hint = harnesses.installation(command[0])
+        typer.echo(printable(f"agl: command not found: {command[0]}{hint}"), err=True)
         raise typer.Exit(child.NOT_FOUND)
     try:
         value = None if task is None else json.loads(task)

@@ -29,7 +29,7 @@ from agl.tracing.propagation import AttemptEnvironment
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
-from agl.trainer.launch import child
+from agl.trainer.launch import child, harnesses
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.processes.environment import child_environment
@@ -94,12 +94,14 @@ def run_command(options: LaunchOptions) -> tuple[dict[str, Any], int]:
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(_command_rollout(options)) as rollout,
     ):
-        process_exit = child.run(options.command, rollout.environment())
+        harness = rollout.harness
+        words, environment = harness.start(rollout) if harness else (options.command, rollout.environment())
+        process_exit = child.run(words, environment)
         return portal.call(rollout.end, process_exit), process_exit.exit_status
 
 
 @dataclass(eq=False)
-class _CommandRollout:
+class CommandRollout:
     """A rollout that is ready for its command."""
 
     options: LaunchOptions
@@ -113,6 +115,7 @@ class _CommandRollout:
     context: tracing.RolloutContext
     root: tracing.Scope
     access: Access
+    harness: Any
     ended: bool = False
 
     def environment(self) -> dict[str, str]:
@@ -179,11 +182,14 @@ class _CommandRollout:
 
 
 @contextlib.asynccontextmanager
-async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRollout]:
+async def _command_rollout(options: LaunchOptions) -> AsyncIterator[CommandRollout]:
     url = store_url(options.store)
     prompts = {} if options.prompts is None else load_prompts(options.prompts)
     system_prompts = replacements(prompts)
     async with contextlib.AsyncExitStack() as stack:
+        harness = harnesses.find(options.command)
+        if harness is not None:
+            stack.callback(harness.close)
         store = await open_store(url)
         stack.push_async_callback(store.close)
         gateway = Gateway(store, capture_content=options.capture_content)
@@ -191,7 +197,7 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
         if policy is not None:
             stack.push_async_callback(policy.close)
             policy.serve(gateway, DEFAULT_POLICY)
-        agent = options.agent or program_name(options.command)
+        agent = options.agent or (harness.name if harness else program_name(options.command))
         selection = select(list(options.agents) or None)
         rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
         task = {"command": shown_command(options.command)} if options.task is None else options.task
@@ -210,9 +216,10 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
         root = tracing.root(context)
         trace_id, span_id = root.traceparent.split("-")[1:3]
         inference = SpanInference(rollout_id, attempt, trace_id, span_id, options.capture_content)
-        proxy = RecordingProxy(store, inference, provider_bases(os.environ), system_prompts)
+        providers = provider_bases(os.environ) | (harness.providers if harness else {})
+        proxy = RecordingProxy(store, inference, providers, system_prompts)
         stack.push_async_callback(proxy.close)
-        server = GatewayServer(gateway, extra_routes=proxy.routes())
+        server = GatewayServer(gateway, extra_routes=[*proxy.routes(), *(harness.routes if harness else ())])
         await server.start()
         # A provider's answer that breaks off breaks off here, too: that is recorded and need not be logged.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
@@ -220,7 +227,9 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[_CommandRoll
         access, context.key = gateway.open_attempt(
             rollout_id, attempt, selection=selection, seed=options.seed, system_prompts=system_prompts
         )
-        rollout = _CommandRollout(options, prompts, store, url, gateway, proxy, agent, selection, context, root, access)
+        rollout = CommandRollout(
+            options, prompts, store, url, gateway, proxy, agent, selection, context, root, access, harness
+        )
         try:
             yield rollout
         finally:

@@ -1,0 +1,220 @@
+"""Coding agents under `agl run`, the real programs on a scripted provider: nothing that they send or do changes.
+
+`tests/harnesses/install.sh DIR` installs them; AGL_HARNESSES=DIR says where. Those that are not installed are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coding_agents import (
+    AFTER,
+    AGENTS,
+    BEFORE,
+    BY_NAME,
+    FILE,
+    KEY,
+    PROGRAMS,
+    SIDE,
+    TASK,
+    CodingAgent,
+    Turns,
+    answers,
+    comparable,
+    files,
+    request,
+)  # fmt: skip
+from documents import blocks, commands
+from launching import Trace, chats, facts, launch, outline, show
+
+from agl import semconv
+from agl.testing.provider import Provider, Reply, serve
+
+pytestmark = pytest.mark.slow
+NOT_OF_THE_TASK = (".git/", ".aider", "facts.json")
+"""What is below the working directory, but no result."""
+
+
+@pytest.fixture(params=AGENTS, ids=lambda agent: agent.name)
+def agent(request: pytest.FixtureRequest) -> CodingAgent:
+    found: CodingAgent = request.param
+    if found.path is None:
+        pytest.skip(f"{found.program} is not installed: tests/harnesses/install.sh DIR, then AGL_HARNESSES=DIR")
+    return found
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    with serve() as running:
+        yield running
+
+
+class Place:
+    """A user's home and a directory to work in, made anew for each run at the same paths."""
+
+    def __init__(self, root: Path, agent: CodingAgent, provider: Provider) -> None:
+        self.home, self.work, self.cache = root / "home", root / "work", root / "cache"
+        self.store = root / "traces.db"
+        self.agent, self.provider = agent, provider
+        self.environment: dict[str, str] = {}
+
+    def renew(self, turns: Turns, others: dict[str, Turns] | None = None) -> None:
+        for folder in (self.home, self.work):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        (self.work / FILE).write_text(BEFORE)
+        # Prompts hold the last commits, whose names depend on their dates.
+        dates = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2026-01-01T00:00:00Z")
+        for words in ("init -q -b main", "add .", "-c user.name=a -c user.email=a@b.c commit -q -m first"):
+            subprocess.run(["git", *words.split()], cwd=self.work, check=True, env=os.environ | dates)
+        kept = ("PATH", "LANG", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+        own = {name: value for name, value in os.environ.items() if name in kept}
+        paths = os.pathsep.join([str(PROGRAMS), own["PATH"]])
+        more = self.agent.configure(self.home, self.provider)
+        # Wide enough that no path is broken into two lines.
+        own |= {"HOME": str(self.home), "PATH": paths, "AGL_CACHE": str(self.cache), "TERM": "dumb", "COLUMNS": "400"}
+        self.environment = own | more
+        self.provider.seen.clear()
+        self.provider.replies.clear()
+        self.provider.script = answers(turns, {**SIDE, **(others or {})})
+
+    def plain(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = list(words) or self.agent.command(TASK)
+        return subprocess.run(
+            command, cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=200,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def traced(self, *options: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        # Not in the working directory, which agents list.
+        options = ("--store", str(self.store), *options)
+        return launch(self.work, self.environment, *options, "--", *(words or self.agent.command(TASK)))
+
+    def trace(self) -> Trace:
+        """The only trace of the store, which the next one replaces."""
+        place = self.store.parent / "trace.json"
+        show(
+            self.work, "trace", "show", facts(self.work)["rollout_id"], "--store", str(self.store), "--json", str(place)
+        )
+        return json.loads(place.read_text())
+
+
+@pytest.fixture
+def place(tmp_path: Path, agent: CodingAgent, provider: Provider) -> Place:
+    return Place(tmp_path, agent, provider)
+
+
+def generated(provider: Provider) -> list[Any]:
+    ways = ("/chat/completions", "/responses", "/messages")
+    return [seen for seen in provider.seen if seen.path.partition("?")[0].endswith(ways)]
+
+
+def test_it_does_what_it_does_without_agl_and_every_call_is_recorded(place: Place, provider: Provider) -> None:
+    agent = place.agent
+    place.renew(agent.turns(place.work))
+    done = place.plain()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (place.work / FILE).read_text() == AFTER, done.stdout + done.stderr
+    config = place.home / agent.config
+    plain = sorted(request(seen, agent, place.work, config) for seen in provider.seen)
+    output, made = comparable(done.stdout, agent, place.work, config), files(place.work, NOT_OF_THE_TASK)
+    assert len(plain) >= len(agent.turns(place.work))
+
+    place.renew(agent.turns(place.work))
+    before = files(place.home, agent.writes)
+    done = place.traced()
+    assert done.returncode == 0, done.stdout + done.stderr
+    own = re.compile(rf"{place.cache.name}/harnesses/{agent.name}-[^/\s\"'\\]+")
+    sent = "".join(seen.raw.decode() for seen in provider.seen) + done.stdout
+    places = [config, *{place.cache.parent / match[0] for match in own.finditer(sent)}]
+    assert len(places) <= 2
+    assert sorted(request(seen, agent, place.work, *places) for seen in provider.seen) == plain
+    assert comparable(done.stdout, agent, place.work, *places) == output
+    assert files(place.work, NOT_OF_THE_TASK) == made
+    assert files(place.home, agent.writes) == before
+    assert not list((place.cache / "harnesses").iterdir()), "the attempt's directory ends with it"
+
+    spans = place.trace()
+    assert len(chats(spans)) == len(generated(provider)) == facts(place.work)["calls"]
+    assert facts(place.work)["failed_calls"] == 0
+    asked = [tool for reply in provider.replies for tool, _ in reply.tools]
+    ran = [
+        s["attributes"][semconv.TOOL_NAME] for s in spans if s["attributes"][semconv.OPERATION_NAME] == "execute_tool"
+    ]
+    # What a last tool returns is in no further request.
+    assert ran == asked[: len(ran)]
+    assert len(ran) >= min(2, len(asked))
+    assert outline(spans)[0] == f"agent {agent.name}"
+    names = {s["attributes"][semconv.AGENT_NAME] for s in chats(spans)}
+    assert names == {agent.name, *(f"{agent.name}-{side}" for side in agent.side)}
+    assert KEY.encode() not in place.store.read_bytes()
+
+
+def test_the_commands_of_the_page(place: Place, provider: Provider) -> None:
+    """docs/harnesses.md: its own line for this agent, and the one that lists what was recorded."""
+    agent = place.agent
+    shown = [
+        block
+        for block in blocks()
+        if block.page == "docs/harnesses.md" and block.kind == "run by" and block.language == "bash"
+    ]
+    lines = [line for block in shown for line in commands(block.text)]
+    assert len(lines) == 8
+    found = [line for line in lines if agent.program in line and line[:2] == ["agl", "run"]]
+    if not found:
+        pytest.skip(f"the page's line for {agent.name} says why it is not run")
+    for words in found:
+        place.renew(agent.turns(place.work))
+        words = [word.replace("~", str(place.home)) for word in words]
+        done = launch(place.work, place.environment, *words[2:])
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (place.work / FILE).read_text() == AFTER
+        (listing,) = (line for line in lines if line[:3] == ["agl", "trace", "ls"])
+        words = [word.replace("~", str(place.home)) for word in listing]
+        assert facts(place.work)["rollout_id"] in show(place.work, *words[1:])
+
+
+def test_its_sub_agents_have_names_of_their_own(place: Place, provider: Provider) -> None:
+    agent = place.agent
+    if agent.delegates is None:
+        pytest.skip(f"{agent.name} has no sub-agents")
+    turns, phrase, name = agent.delegates
+    place.renew(turns(place.work), {phrase: (Reply("It says hello."),)})
+    done = place.traced()
+    assert done.returncode == 0, done.stdout + done.stderr
+    calls = [
+        (s["attributes"][semconv.AGENT_NAME], s["attributes"][semconv.OUTPUT_MESSAGES]) for s in chats(place.trace())
+    ]
+    assert [by for by, said in calls if "It says hello." in said] == [name]
+    assert len([by for by, said in calls if by == agent.name]) >= 2, calls
+
+
+AT_NIGHT = [agent for agent in AGENTS if agent.name != "pi"]
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [BY_NAME["pi"], *(pytest.param(agent, marks=pytest.mark.night) for agent in AT_NIGHT)],
+    indirect=True,
+    ids=lambda agent: agent.name,
+)
+def test_a_policy_answers_the_agent_that_is_selected_and_the_provider_the_others(
+    place: Place, provider: Provider, untrained_model: Path
+) -> None:
+    agent = place.agent
+    place.renew((Reply("Not me."),))
+    done = place.traced("--model", str(untrained_model), "--agents", agent.name)
+    spans = chats(place.trace())
+    routed = [s for s in spans if s["attributes"].get(semconv.ROUTED)]
+    assert routed, done.stderr
+    assert {s["attributes"][semconv.AGENT_NAME] for s in routed} == {agent.name}
+    assert len(generated(provider)) == len(spans) - len(routed)
+    assert all(s.headers["authorization"] == f"Bearer {KEY}" for s in generated(provider))

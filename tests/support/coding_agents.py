@@ -1,0 +1,283 @@
+"""Coding agents as a user has them: how each is configured and started, and what a model must answer to solve it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agl.messages import read
+from agl.testing.provider import Provider, Reply, Script, Seen
+
+FILE, BEFORE, AFTER = "greeting.txt", "hello world\n", "goodbye world\n"
+TASK = f"Replace hello with goodbye in {FILE}."
+KEY = "sk-harness-0123456789"
+PROGRAMS = Path(os.environ.get("AGL_HARNESSES", "/nowhere")) / "bin"
+"""Where `tests/harnesses/install.sh` puts them; otherwise they are looked for in the PATH."""
+Turns = tuple[Reply, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodingAgent:
+    """One of them.
+
+    Attributes:
+        name: of its calls' agent. program: its command.
+        command: (task) -> the words. configure: (home, provider) -> writes its files there; its variables.
+        turns: (work) -> what a model answers to solve the task in this directory, one reply for each call.
+        config: its configuration, below the home. writes: what a plain run writes elsewhere below the home.
+        random: what differs between two runs in a request's body: a pattern, and what stands for it.
+        side: the agents that ask something beside the task. delegates: the turns of an agent that starts another one,
+            what the other gets to do, and its name.
+    """
+
+    name: str
+    program: str
+    command: Callable[[str], list[str]]
+    configure: Callable[[Path, Provider], dict[str, str]]
+    turns: Callable[[Path], Turns]
+    config: str
+    writes: tuple[str, ...] = ()
+    random: Mapping[str, str] = field(default_factory=dict)
+    side: tuple[str, ...] = ()
+    delegates: tuple[Callable[[Path], Turns], str, str] | None = None
+
+    @property
+    def path(self) -> str | None:
+        """The program, if it is installed."""
+        return shutil.which(self.program, path=os.pathsep.join([str(PROGRAMS), os.environ["PATH"]]))
+
+
+def answers(turns: Turns, others: Mapping[str, Turns] | None = None) -> Script:
+    """A model that answers by how many answers a conversation holds, so that conversations do not disturb each other.
+
+    Args:
+        others: a phrase of a system prompt or of a first message -> what conversations with it get.
+    """
+
+    def script(body: dict[str, Any]) -> Reply:
+        messages = read.body(body)
+        text = "\n".join(m.text for m in messages)
+        chosen = next((replies for phrase, replies in (others or {}).items() if phrase in text), turns)
+        done = sum(bool(m.tool_calls) for m in messages)
+        return chosen[min(done, len(chosen) - 1)]
+
+    return script
+
+
+def call(name: str, **arguments: Any) -> Reply:
+    return Reply(None, ((name, arguments),))
+
+
+SIDE = {
+    "You are a title generator": (Reply("A greeting"),),
+    "managed memory extraction": (Reply("Nothing to keep."),),
+    "one-line Git commit messages": (Reply("fix: say goodbye"),),
+}
+"""Calls beside the task."""
+
+
+def mini(home: Path, provider: Provider) -> dict[str, str]:
+    folder = home / ".config/mini-swe-agent"
+    folder.mkdir(parents=True)
+    lines = ["MSWEA_CONFIGURED=true", "MSWEA_COST_TRACKING=ignore_errors", f"OPENAI_API_KEY={KEY}"]
+    (folder / ".env").write_text("\n".join([*lines, f"OPENAI_BASE_URL={provider.url}", "MSWEA_MODEL_NAME=openai/m"]))
+    return {}
+
+
+def aider(home: Path, provider: Provider) -> dict[str, str]:
+    (home / ".aider.conf.yml").write_text(f"openai-api-base: {provider.url}\nmodel: openai/m\ncheck-update: false\n")
+    (home / ".env").write_text(f"OPENAI_API_KEY={KEY}\n")
+    (home / ".gitconfig").write_text("[user]\nname = a\nemail = a@b.c\n")
+    return {}
+
+
+def codex(home: Path, provider: Provider) -> dict[str, str]:
+    (home / ".codex").mkdir()
+    (home / ".codex/config.toml").write_text(
+        'model = "m"\nmodel_provider = "lab"\nsandbox_mode = "danger-full-access"\n'
+        f'[model_providers.lab]\nname = "lab"\nbase_url = "{provider.url}"\nenv_key = "LAB_KEY"\n'
+    )
+    (home / ".codex/AGENTS.md").write_text("Be brief.\n")
+    return {"LAB_KEY": KEY}
+
+
+def opencode(home: Path, provider: Provider) -> dict[str, str]:
+    options = {"baseURL": provider.url, "apiKey": "{env:LAB_KEY}"}
+    lab = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"m": {"name": "m"}}}
+    (home / ".config/opencode").mkdir(parents=True)
+    # As it completes them itself when it first starts.
+    settings = {"$schema": "https://opencode.ai/config.json", "model": "lab/m", "provider": {"lab": lab}}
+    (home / ".config/opencode/opencode.json").write_text(json.dumps(settings))
+    (home / ".config/opencode/.gitignore").write_text("node_modules\n")
+    return {"LAB_KEY": KEY, "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+
+
+def qwen(home: Path, provider: Provider) -> dict[str, str]:
+    auth = {"selectedType": "openai", "baseUrl": provider.url, "apiKey": KEY}
+    (home / ".qwen").mkdir()
+    settings = {"security": {"auth": auth}, "model": {"name": "m"}, "$version": 3}
+    (home / ".qwen/settings.json").write_text("// mine\n" + json.dumps(settings))
+    return {}
+
+
+def pi(home: Path, provider: Provider) -> dict[str, str]:
+    lab = {"baseUrl": provider.url, "api": "openai-completions", "apiKey": "LAB_KEY", "models": [{"id": "m"}]}
+    (home / ".pi/agent").mkdir(parents=True)
+    (home / ".pi/agent/models.json").write_text(json.dumps({"providers": {"lab": lab}}))
+    return {"LAB_KEY": KEY}
+
+
+def claude(home: Path, provider: Provider) -> dict[str, str]:
+    (home / ".claude").mkdir()
+    (home / ".claude/settings.json").write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": provider.root}}))
+    return {"ANTHROPIC_API_KEY": KEY}
+
+
+SED = f"sed -i s/hello/goodbye/ {FILE}"
+ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+AGENTS = (
+    CodingAgent(
+        name="mini",
+        program="mini",
+        command=lambda task: ["mini", "-y", "--exit-immediately", "-l", "0", "-t", task],
+        configure=mini,
+        turns=lambda work: (
+            call("bash", command=f"cat {FILE}"),
+            call("bash", command=SED),
+            call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
+        ),
+        config=".config/mini-swe-agent",
+    ),
+    CodingAgent(
+        name="aider",
+        program="aider",
+        command=lambda task: ["aider", "--yes-always", "--no-pretty", "--message", task, FILE],
+        configure=aider,
+        turns=lambda work: (Reply(f"{FILE}\n```\n{AFTER}```"),),
+        config=".aider.conf.yml",
+        writes=(".aider",),
+        side=("commit",),
+        random={r"Commit \w{7}": "Commit"},
+    ),
+    CodingAgent(
+        name="codex",
+        program="codex",
+        command=lambda task: ["codex", "exec", task],
+        configure=codex,
+        turns=lambda work: (call("exec_command", cmd=f"cat {FILE}"), call("exec_command", cmd=SED), Reply("Done.")),
+        config=".codex",
+        random={
+            ID: "ID",
+            r"Chunk ID: \w+": "Chunk ID",
+            r"Wall time: [0-9.]+": "Wall time",
+            r"_unix_ms\W+\d+": "TIME",
+            # In another order each time; the header says the same.
+            r'"client_metadata":\{("[^"]*":"([^"\\]|\\.)*",?)*\}': "METADATA",
+            r"analytics_enabled\W+(true|false)": "TELEMETRY",
+        },
+        delegates=(
+            lambda work: (call("multi_agent_v1/spawn_agent", message="Sub-agent: read it."), Reply("Done.")),
+            "Sub-agent: read it.",
+            "codex-task",
+        ),
+    ),
+    CodingAgent(
+        name="opencode",
+        program="opencode",
+        command=lambda task: ["opencode", "run", task],
+        configure=opencode,
+        turns=lambda work: (
+            call("read", filePath=str(work / FILE)),
+            call("edit", filePath=str(work / FILE), oldString="hello", newString="goodbye"),
+            Reply("Done."),
+        ),
+        config=".config/opencode",
+        writes=(".local/share/opencode", ".local/state/opencode", ".cache/opencode"),
+        random={r"ses_\w+": "SESSION"},
+        side=("title",),
+        delegates=(
+            lambda work: (
+                call("task", description="look", prompt="Sub-agent: read it.", subagent_type="general"),
+                Reply("Done."),
+            ),
+            "Sub-agent: read it.",
+            "opencode-task",
+        ),
+    ),
+    CodingAgent(
+        name="qwen",
+        program="qwen",
+        command=lambda task: ["qwen", "-y", "-p", task],
+        configure=qwen,
+        turns=lambda work: (
+            call("read_file", file_path=str(work / FILE)),
+            call("edit", file_path=str(work / FILE), old_string="hello", new_string="goodbye"),
+            Reply("Done."),
+        ),
+        config=".qwen",
+        delegates=(
+            lambda work: (
+                call("agent", description="look", prompt="Sub-agent: read it.", subagent_type="general-purpose"),
+                Reply("Done."),
+            ),
+            "Sub-agent: read it.",
+            "qwen-task",
+        ),
+    ),
+    CodingAgent(
+        name="pi",
+        program="pi",
+        command=lambda task: ["pi", "-p", "--provider", "lab", "--model", "m", task],
+        configure=pi,
+        turns=lambda work: (
+            call("read", path=FILE),
+            call("edit", path=FILE, edits=[{"oldText": "hello", "newText": "goodbye"}]),
+            Reply("Done."),
+        ),
+        config=".pi",
+    ),
+    CodingAgent(
+        name="claude",
+        program="claude",
+        command=lambda task: ["claude", "--dangerously-skip-permissions", "-p", task],
+        configure=claude,
+        turns=lambda work: (
+            call("Read", file_path=str(work / FILE)),
+            call("Edit", file_path=str(work / FILE), old_string="hello", new_string="goodbye"),
+            Reply("Done."),
+        ),
+        config=".claude",
+    ),
+)
+BY_NAME = {agent.name: agent for agent in AGENTS}
+
+
+def files(folder: Path, without: tuple[str, ...]) -> dict[str, bytes]:
+    """Every file below a folder, with what it holds; but what lies below some of its folders."""
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(without)}
+
+
+def comparable(text: str, agent: CodingAgent, work: Path, *configs: Path) -> str:
+    """A text without what differs between two runs: ids of tool calls, `random`, the configuration's place."""
+    for config in configs:
+        text = text.replace(str(config), "CONFIG").replace(os.path.relpath(config, work), "CONFIG")
+    for pattern, word in agent.random.items():
+        text = re.sub(pattern, word, text)
+    known: dict[str, str] = {}
+    return re.sub(r"(call|fc)_\d+", lambda m: known.setdefault(m[0], f"call-{len(known)}"), text)
+
+
+PER_CONNECTION = ("host", "content-length", "connection", "accept-encoding")
+
+
+def request(seen: Seen, agent: CodingAgent, work: Path, *configs: Path) -> tuple[str, str, dict[str, str]]:
+    """Where a request went, below the provider's URL, its body, and its headers but those of the connection."""
+    headers = {k: comparable(v, agent, work, *configs) for k, v in seen.headers.items() if k not in PER_CONNECTION}
+    return seen.path, comparable(seen.raw.decode(), agent, work, *configs), headers
