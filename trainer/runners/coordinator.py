@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 from agl import semconv
 from agl.agents.prompts import PromptUse, replacements
 from agl.agents.resources import resource_from_json
-from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
+from agl.errors import (
+    AglError,
+    AttemptOverError,
+    CaptureError,
+    GatewayError,
+    LostCallError,
+    RewardError,
+    RolloutError,
+    RolloutTimeoutError,
+)
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.faults import find_fault
 from agl.mdp.selection import Selection
@@ -32,9 +41,11 @@ from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
+from agl.trainer.runners.repeats import Repeats
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
+    NOT_AGAIN,
     ROLLOUT_TERMINAL,
     Attempt,
     AttemptedRollout,
@@ -119,6 +130,7 @@ class RunCoordinator:
         self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
         self.memory = memory
         self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
+        self._repeats = Repeats()
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
         self._lost: dict[str, float] = {}
@@ -423,11 +435,19 @@ class RunCoordinator:
         self._count_prompts(report.spans, calls)
         report = await self._with_fault(calls, report)
         trajectory = None
+        failure = next(filter(None, map(_own_failure, report.spans)), None)
         if report.error is None:
+            failure = ""
             try:
                 trajectory = await self._trajectory(lease, calls, report.spans)
             except AglError as error:
                 report = replace(report, error=error, text=None)
+                alike = isinstance(error, CaptureError | RewardError) and not isinstance(error, LostCallError)
+                failure = f"{type(error).__name__}: {error.message}" if alike else None
+        if (why := self._repeats.futile(lease.rollout, lease.attempt, failure)) is not None:
+            report = replace(report, text=f"{report.traceback}\n{NOT_AGAIN}{why}")
+            last = replace(lease.rollout.config, max_attempts=lease.attempt)
+            await self.store.update_rollout(lease.rollout.rollout_id, {"config": last})
         await self._end_attempt(entry, report.status, report, trajectory)
 
     async def _with_fault(self, calls: Sequence[Call], report: Report) -> Report:
@@ -525,6 +545,12 @@ class RunCoordinator:
             **own,
             **{name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r},
         }
+
+
+def _own_failure(span: Span) -> str | None:
+    """What the agent's own code raised, and where; None if its span has nothing of the kind."""
+    place = span.attributes.get(semconv.AGENT_ERROR_PLACE)
+    return None if place is None else f"{span.attributes.get(semconv.AGENT_ERROR)} at {place}"
 
 
 def _lineage(worker_id: str) -> tuple[str, str]:
