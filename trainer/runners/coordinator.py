@@ -19,16 +19,7 @@ from typing import TYPE_CHECKING, Any
 from agl import semconv
 from agl.agents.prompts import PromptUse, replacements
 from agl.agents.resources import resource_from_json
-from agl.errors import (
-    AglError,
-    AttemptOverError,
-    CaptureError,
-    GatewayError,
-    LostCallError,
-    RewardError,
-    RolloutError,
-    RolloutTimeoutError,
-)
+from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.faults import find_fault
 from agl.mdp.selection import Selection
@@ -431,20 +422,19 @@ class RunCoordinator:
         if entry.lost is not None:
             # What the agent saw is a connection that broke.
             report = replace(report, error=entry.lost, text=None)
+        places = (s.attributes.get(semconv.AGENT_ERROR_PLACE) for s in report.spans if entry.lost is None)
+        place = next(filter(None, places), None)
         await self.store.add_spans(report.spans)
         self._count_prompts(report.spans, calls)
         report = await self._with_fault(calls, report)
         trajectory = None
-        failure = next(filter(None, map(_own_failure, report.spans)), None)
         if report.error is None:
-            failure = ""
             try:
                 trajectory = await self._trajectory(lease, calls, report.spans)
             except AglError as error:
                 report = replace(report, error=error, text=None)
-                alike = isinstance(error, CaptureError | RewardError) and not isinstance(error, LostCallError)
-                failure = f"{type(error).__name__}: {error.message}" if alike else None
-        if (why := self._repeats.futile(lease.rollout, lease.attempt, failure)) is not None:
+                place = "its result" if isinstance(error, RewardError) else None
+        if why := self._repeats.futile(lease.rollout, lease.attempt, place, report.error):
             report = replace(report, text=f"{report.traceback}\n{NOT_AGAIN}{why}")
             last = replace(lease.rollout.config, max_attempts=lease.attempt)
             await self.store.update_rollout(lease.rollout.rollout_id, {"config": last})
@@ -545,12 +535,6 @@ class RunCoordinator:
             **own,
             **{name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r},
         }
-
-
-def _own_failure(span: Span) -> str | None:
-    """What the agent's own code raised, and where; None if its span has nothing of the kind."""
-    place = span.attributes.get(semconv.AGENT_ERROR_PLACE)
-    return None if place is None else f"{span.attributes.get(semconv.AGENT_ERROR)} at {place}"
 
 
 def _lineage(worker_id: str) -> tuple[str, str]:

@@ -6,10 +6,12 @@ more is known than that it failed.
 
 from __future__ import annotations
 
+import math
 import sysconfig
 import traceback
-from collections import Counter
+from collections import defaultdict
 
+from agl.agents.registry import causes_of
 from agl.errors import AglError
 from agl.trainer.runners.command import CommandFailed
 from agl.trainer.store.types import Rollout
@@ -22,59 +24,39 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 
 def raised_at(error: BaseException) -> str | None:
-    """The innermost line of the user's own code in which an exception was raised, "file:line". None if something else
-    than code may have caused it, or what it was raised from."""
-    seen: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        raised = waiting.pop()
-        if raised is None or raised in seen:
-            continue
-        if isinstance(raised, OSError | AglError | CommandFailed):
+    """The innermost line of the user's own code that raised, "file:line"; None if more than code may have caused it."""
+    for raised in (*causes_of(error), *causes_of(error.__context__)):
+        service = type(raised).__module__.partition(".")[0] in _SERVICES
+        if service or isinstance(raised, OSError | AglError | CommandFailed):
             return None
-        if type(raised).__module__.partition(".")[0] in _SERVICES:
-            return None
-        seen.append(raised)
-        waiting += [raised.__cause__, raised.__context__]
-        waiting += raised.exceptions if isinstance(raised, BaseExceptionGroup) else ()
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    return next((f"{frame.filename}:{frame.lineno}" for frame in reversed(own or frames)), None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 
 class Repeats:
-    """What the attempts of a run ended with: failures by their type, message and place.
+    """What the attempts of a run ended with.
 
-    Invariant: a failure after which another attempt of the same rollout ended otherwise is a matter of chance, such as
-    of what was sampled: from then on only a repetition in the same rollout ends that rollout.
+    Invariant: a failure after which another attempt of its rollout ended otherwise is a matter of chance, such as of
+    what was sampled; for the rest of the step only a repetition in the same rollout counts.
     """
 
     def __init__(self) -> None:
-        # Hashes: a message may be long.
         self._last: dict[str, int] = {}
-        self._alike = Counter[tuple[int, int]]()
-        self._chance: set[int] = set()
+        self._alike: dict[int, float] = defaultdict(float)
 
-    def futile(self, rollout: Rollout, attempt: int, failure: object) -> str | None:
-        """Why another attempt would end like this one; None if it may not, or there is none left.
-
-        Args:
-            failure: type, message and place; "" of a success, None of what is always tried again.
-        """
-        if failure is None:
+    def futile(self, rollout: Rollout, attempt: int, place: str | None, error: BaseException | None) -> str | None:
+        """Why another attempt, which there is, would fail like this one; None if it may not. `place`: where `error` was
+        raised; None where it is always tried again."""
+        if error is not None and place is None:
             return None
-        this, before = hash(failure), self._last.pop(rollout.rollout_id, None)
-        if before is not None and before != this:
-            self._chance.add(before)
-        if failure == "":
+        this, before = hash((rollout.step, place, getattr(error, "message", ""))), self._last.pop(rollout.rollout_id, 0)
+        if before:
+            self._alike[before] += 1 if this == before else -math.inf
+        if error is None or attempt >= rollout.config.max_attempts or "failed" not in rollout.config.retry_on:
             return None
-        step = -1 if rollout.step is None else rollout.step
-        left = attempt < rollout.config.max_attempts and "failed" in rollout.config.retry_on
-        if before == this:
-            self._alike[step, this] += 1
-            return "the attempt before it failed in the same way" if left else None
-        if left and step >= 0 and this not in self._chance and self._alike[step, this] >= ENOUGH:
+        if this == before:
+            return "the attempt before it failed in the same way"
+        if rollout.step is not None and self._alike[this] >= ENOUGH:
             return f"{ENOUGH} rollouts of this step failed in the same way, twice in a row"
-        if left:
-            self._last[rollout.rollout_id] = this
+        self._last[rollout.rollout_id] = this
         return None
