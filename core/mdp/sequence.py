@@ -215,7 +215,7 @@ class _RowBuilder:
     def longest_shared(self, prompt_P: IntArray) -> _Place:
         """Where the prompt shares the most tokens with the row, with the earliest call if several share them.
 
-        Takes time linear in the tokens compared: a segment is looked at where all before it and its first token are equal.
+        Takes time linear in the tokens compared: a segment is looked at where its first token and all before are equal.
         """
         best, best_offset, n_shared, first_call, extends = self.root, 0, 0, -1, False
         open_segments = [(self.root, 0)]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import ConfigError, nearest
@@ -163,11 +162,6 @@ def check_json(body: bytes, depth: int, values: int) -> None:
                 found = f"the body is nested {deepest} deep or more, the limit is {depth}"
                 raise Refused(400, f"{found}: {setting('json_depth')}", "invalid_json")
             level += int(levels[-1])
-
-
-async def json_body(request: Request, depth: int) -> Any:
-    """The value of a request's body; see `json_value`. ClientDisconnect if the client hung up."""
-    return json_value(await request.body(), request.headers, depth)
 
 
 def json_value(

@@ -422,8 +422,7 @@ class RunCoordinator:
         if entry.lost is not None:
             # What the agent saw is a connection that broke.
             report = replace(report, error=entry.lost, text=None)
-        places = (s.attributes.get(semconv.AGENT_ERROR_PLACE) for s in report.spans if entry.lost is None)
-        place = next(filter(None, places), None)
+        place = next((p for s in report.spans if (p := s.attributes.get(semconv.AGENT_ERROR_PLACE))), None)
         await self.store.add_spans(report.spans)
         self._count_prompts(report.spans, calls)
         report = await self._with_fault(calls, report)
@@ -434,7 +433,8 @@ class RunCoordinator:
             except AglError as error:
                 report = replace(report, error=error, text=None)
                 place = "its result" if isinstance(error, RewardError) else None
-        if why := self._repeats.futile(lease.rollout, lease.attempt, place, report.error):
+        why = self._repeats.futile(lease.rollout, lease.attempt, place, report.error)
+        if why and entry.lost is None:
             report = replace(report, text=f"{report.traceback}\n{NOT_AGAIN}{why}")
             last = replace(lease.rollout.config, max_attempts=lease.attempt)
             await self.store.update_rollout(lease.rollout.rollout_id, {"config": last})

@@ -1,8 +1,4 @@
-"""Which failures are not tried again: those of the agent's or the reward's own code that happen the same way each time.
-
-What the network, the operating system or a service causes is always tried again, as is a command's failure, of which no
-more is known than that it failed.
-"""
+"""Which failures are not tried again: those of the user's own code that happen the same way each time."""
 
 from __future__ import annotations
 
@@ -17,14 +13,14 @@ from agl.trainer.runners.command import CommandFailed
 from agl.trainer.store.types import Rollout
 
 ENOUGH = 2
-"""Rollouts of a step that ended alike at two attempts in a row; the step's others are not tried again then."""
-
+"""Rollouts of a step that failed alike at two attempts in a row, after which its others are not tried again."""
 _SERVICES = {"aiohttp", "anthropic", "botocore", "google", "grpc", "httpcore", "httpx", "openai", "requests", "urllib3"}
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 def raised_at(error: BaseException) -> str | None:
-    """The innermost line of the user's own code that raised, "file:line"; None if more than code may have caused it."""
+    """The innermost line of the user's own code that raised, "file:line"; None if more than code may have caused it:
+    the network, the system, a service, or a command, of which no more is known than that it failed."""
     for raised in (*causes_of(error), *causes_of(error.__context__)):
         service = type(raised).__module__.partition(".")[0] in _SERVICES
         if service or isinstance(raised, OSError | AglError | CommandFailed):
