@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,8 +27,8 @@ class E2B(Rented):
 
     @classmethod
     def rent(cls, command: str, settings: dict[str, Any]) -> Machine:
-        import e2b
-
+        # By its name: this file has the same.
+        e2b: Any = importlib.import_module("e2b")
         machine = e2b.Sandbox.create(
             settings["template"], timeout=settings["seconds"], allow_internet_access=False, metadata={"for": "agl"}
         )
