@@ -99,13 +99,18 @@ def test_a_machine_lives_as_long_as_its_bridge_and_little_longer(e2b: Server) ->
     assert grader(TASK, GOOD) == 1.0, "the machines that waited have ended"
     bridges = [p for p in psutil.Process().children() if "it.bridge()" in " ".join(p.cmdline())]
     assert len(bridges) >= len(waiting) > 0
+    time.sleep(2)  # until all of them are ready
     for bridge in bridges:
         bridge.kill()
+    psutil.wait_procs(bridges, timeout=10)
+    rented = [*e2b.machines.values()]
+    with pytest.raises(RewardError, match="a sandbox ended while it waited"):
+        grader(TASK, GOOD)
     for _ in range(100):
-        if all(machine.ended for machine in e2b.machines.values()):
+        if all(machine.ended for machine in rented):
             break
         time.sleep(0.1)
-    assert all(machine.ended for machine in e2b.machines.values())
+    assert all(machine.ended for machine in rented)
 
 
 def test_what_is_missing_is_said_before_anything_is_rented(e2b: Server, monkeypatch: pytest.MonkeyPatch) -> None:

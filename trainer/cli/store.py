@@ -67,7 +67,6 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
         typer.echo(f"spans   {facts['traces']}")
         typer.echo(f"page    {link(f'{url}/ui', keys.minted)}")
         # Else every full collection visits the libraries' objects, which stops all requests for 50 ms.
-        gc.collect()
         gc.freeze()
         await stop.wait()
     finally:

@@ -219,8 +219,7 @@ class Executor:
             cause = READING if isinstance(error, CommandFailed) else answer_error_cause(error)
             if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
-            if (place := raised_at(error)) is not None:
-                scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, place)
+            scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")
             # It would hide a fault of the reward function.
             if agent.error_reward is None or raised_by(error) is not None:
                 raise error
