@@ -9,6 +9,9 @@ is that of the medians; the memory is the server's largest resident size, above 
 
 In "8 x 128 answers" a policy of 0.5M parameters answers. C wants 128 answers of 64 tokens to each of 8 requests at a
 time, the others four tokens.
+
+In "5,000 spans to a store" the server is that of a store (`agl store`): C sends spans of its rollout, the others one
+span at a time. AGL_BENCHMARK_STORE is the URL of its database, for others than a SQLite file.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import itertools
 import json
 import multiprocessing
+import os
 import statistics
 import time
 import urllib.parse
@@ -26,8 +31,18 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = 262_144
+STORE = os.environ.get("AGL_BENCHMARK_STORE")
+"""URL of the store that is served; a SQLite file if None."""
+_NUMBERS = itertools.count(os.getpid() << 32)
 FLOODERS = 16
 WORDS = "What is 12 + 34? Use the calculator, then say the result in a few words. "
+
+
+def _spans(count: int) -> bytes:
+    """Spans of about a kilobyte each, of the rollout `@rollout` and the trace `@number`, which `Sender` fills in."""
+    same = {"trace_id": "@number", "parent_id": None, "rollout_id": "@rollout", "attempt": 1, "name": "chat"}
+    same |= {"start": 0.0, "end": 1.0, "attributes": {"gen_ai.input.messages": WORDS * 13}}
+    return json.dumps({"spans": [same | {"span_id": f"{i:016x}"} for i in range(count)]}).encode()
 
 
 def _messages(count: int, text: str) -> bytes:
@@ -47,15 +62,39 @@ KINDS: dict[str, Callable[[], bytes]] = {
     (ANSWERS := "8 x 128 answers"): lambda: json.dumps(
         {"model": "policy", "messages": [{"role": "user", "content": WORDS}], "n": 128, "max_tokens": 64}
     ).encode(),
+    (SPANS := "5,000 spans to a store"): lambda: _spans(5_000),
 }
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-def serve(pipe: Any, sampled: bool) -> None:
-    """A gateway in this process, and the URLs and keys of three attempts, until `pipe` says so."""
-    asyncio.run(_serve(pipe, sampled))
+def serve(pipe: Any, kind: str) -> None:
+    """A server in this process, and the URLs, keys and rollouts of three attempts, until `pipe` says so."""
+    asyncio.run(_serve_store(pipe) if kind == SPANS else _serve(pipe, kind == ANSWERS))
+
+
+async def _serve_store(pipe: Any) -> None:
+    import tempfile
+
+    from agl.trainer.http.auth import Keys
+    from agl.trainer.store import open_store
+    from agl.trainer.store.http.server import StoreServer
+    from agl.trainer.store.types import NewRollout
+
+    with tempfile.TemporaryDirectory() as directory:
+        store = await open_store(STORE or f"sqlite:///{directory}/bench.db")
+        server = StoreServer(store, port=0, keys=Keys())
+        url = f"{await server.start()}/v1/store/add_spans"
+        rollouts = await store.enqueue_rollouts([NewRollout(task="bench")] * 3)
+        for _ in rollouts:
+            await store.dequeue_rollout()
+        gc.collect()  # as `agl store` does
+        gc.freeze()
+        pipe.send([(url, "k", rollout.rollout_id) for rollout in rollouts])
+        await asyncio.to_thread(pipe.recv)
+        await server.stop()
+        await store.close()
 
 
 async def _serve(pipe: Any, sampled: bool) -> None:
@@ -90,7 +129,7 @@ async def _serve(pipe: Any, sampled: bool) -> None:
         for rollout in await store.enqueue_rollouts([NewRollout(task="bench")] * 3):
             await store.dequeue_rollout()
             access, key = gateway.open_attempt(rollout.rollout_id, 1, selection=select(None))
-            attempts.append((f"{access.url}/agents/bench/v1", key))
+            attempts.append((f"{access.url}/agents/bench/v1/chat/completions", key, rollout.rollout_id))
         # As a run does (`Workplace.start`): a full collection would stop everything for a third of a second.
         gc.collect()
         gc.freeze()
@@ -119,18 +158,19 @@ def forget_peak(pid: int) -> None:
 class Sender:
     """Posts to one attempt over a connection that is made again when the server closes it."""
 
-    def __init__(self, url: str, key: str) -> None:
-        self.parts, self.key = urllib.parse.urlsplit(url), key
+    def __init__(self, url: str, key: str, rollout: str) -> None:
+        self.parts, self.key, self.rollout = urllib.parse.urlsplit(url), key, rollout.encode()
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, body: bytes) -> int:
         """The status of the answer; 0 if the connection broke before there was one."""
+        body = body.replace(b"@rollout", self.rollout).replace(b"@number", f"{next(_NUMBERS):032x}".encode())
         try:
             if self.streams is None:
                 self.streams = await asyncio.open_connection(self.parts.hostname, self.parts.port)
             reader, writer = self.streams
             head = (
-                f"POST {self.parts.path}/chat/completions HTTP/1.1\r\nhost: {self.parts.netloc}\r\n"
+                f"POST {self.parts.path} HTTP/1.1\r\nhost: {self.parts.netloc}\r\n"
                 f"authorization: Bearer {self.key}\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(body)}\r\n\r\n"
             )
@@ -151,12 +191,12 @@ class Sender:
             self.streams = None
 
 
-def flood(url: str, key: str, kind: str, pipe: Any) -> None:
+def flood(attempt: tuple[str, str, str], kind: str, pipe: Any) -> None:
     """Send large requests until `pipe` says so; then the number of answers by status."""
     body = KINDS[kind]()
 
     async def one(counts: dict[int, int]) -> None:
-        sender = Sender(url, key)
+        sender = Sender(*attempt)
         while True:
             status = await sender.post(body)
             counts[status] = counts.get(status, 0) + 1
@@ -173,24 +213,25 @@ def flood(url: str, key: str, kind: str, pipe: Any) -> None:
     pipe.send(asyncio.run(main()))
 
 
-async def latencies(attempts: list[tuple[str, str]], seconds: float, tokens: int | None = None) -> list[float]:
+async def latencies(attempts: list[tuple[str, str, str]], seconds: float, kind: str) -> list[float]:
     """Milliseconds of each short request of these attempts, each sending one at a time."""
     found: list[float] = []
     end = time.perf_counter() + seconds
 
-    async def one(url: str, key: str) -> None:
-        sender, number = Sender(url, key), 0
+    async def one(attempt: tuple[str, str, str]) -> None:
+        sender, number = Sender(*attempt), 0
         while time.perf_counter() < end:
             number += 1
             messages = [{"role": "user", "content": f"{WORDS} {number}"}]
-            body = json.dumps({"model": "policy", "messages": messages, "max_tokens": tokens})
+            request = {"model": "policy", "messages": messages, "max_tokens": 4 if kind == ANSWERS else None}
+            body = _spans(1) if kind == SPANS else json.dumps(request).encode()
             started = time.perf_counter()
-            assert await sender.post(body.encode()) == 200
+            assert await sender.post(body) == 200
             found.append(1e3 * (time.perf_counter() - started))
             # An agent works on each answer, and two that never wait would only measure each other.
             await asyncio.sleep(0.005)
 
-    await asyncio.gather(*(one(*attempt) for attempt in attempts))
+    await asyncio.gather(*(one(attempt) for attempt in attempts))
     return sorted(found)
 
 
@@ -205,24 +246,23 @@ def measured(kind: str, rounds: int, seconds: float) -> dict[str, Any]:
     """One kind of flood: its figures."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    sampled, tokens = kind == ANSWERS, 4 if kind == ANSWERS else None
-    server = context.Process(target=serve, args=(there, sampled), daemon=True)
+    server = context.Process(target=serve, args=(there, kind), daemon=True)
     server.start()
     assert server.pid is not None
     *quiet_attempts, loud = here.recv()
-    asyncio.run(latencies(quiet_attempts, 2.0, tokens))
+    asyncio.run(latencies(quiet_attempts, 2.0, kind))
     phases: dict[str, list[float]] = {"quiet": [], "flooded": []}
     counts: dict[int, int] = {}
     forget_peak(server.pid)
     before, size = peak_bytes(server.pid), 0
     for _ in range(rounds):
-        phases["quiet"] += asyncio.run(latencies(quiet_attempts, seconds, tokens))
+        phases["quiet"] += asyncio.run(latencies(quiet_attempts, seconds, kind))
         mine, other = context.Pipe()
-        flooder = context.Process(target=flood, args=(*loud, kind, other), daemon=True)
+        flooder = context.Process(target=flood, args=(loud, kind, other), daemon=True)
         flooder.start()
         size = mine.recv()
         time.sleep(0.5)
-        phases["flooded"] += asyncio.run(latencies(quiet_attempts, seconds, tokens))
+        phases["flooded"] += asyncio.run(latencies(quiet_attempts, seconds, kind))
         mine.send(None)
         for status, count in mine.recv().items():
             counts[status] = counts.get(status, 0) + count

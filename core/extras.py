@@ -31,6 +31,7 @@ MODULES = {
     "ray": ("ray",),
     "prices": ("genai_prices",),
     "prompts": ("agl_prompts", "gepa"),
+    "sandboxes": ("agl_sandboxes", "e2b"),
     "export": ("pyarrow", "opentelemetry.exporter"),
     "openai": ("openai",),
     "agentlightning": ("agl_agentlightning",),
@@ -60,7 +61,7 @@ def missing(what: str, module: str, extra: str) -> MissingExtraError:
 
 def install_line(extra: str) -> str:
     """How to install an extra, or several ("local,langchain"): from the clone, as agl is not on PyPI yet."""
-    guests = ("agentlightning", "environments", "harnesses", "massgen", "prompts", "service")
+    guests = ("agentlightning", "environments", "harnesses", "massgen", "prompts", "sandboxes", "service")
     package = f"./guests/{extra}" if extra in guests else f'".[{extra}]"'
     package += " ./guests/verl" if extra == "verl" else ""
     return f"in the root of the agl clone: pip install {package}"

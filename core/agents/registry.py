@@ -112,7 +112,7 @@ def answer_error_cause(error: BaseException) -> str | None:
     return reading
 
 
-def causes_of(error: BaseException) -> Iterator[BaseException]:
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
     """An exception, what it was raised from, and the members of groups, outermost first."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]

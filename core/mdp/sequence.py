@@ -88,16 +88,20 @@ def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Train
         KeyError: a transition has no advantage.
     """
     rows: list[_RowBuilder] = []
+    # All calls of a row begin like its first: with its first tokens, or with all of them.
+    by_begin: dict[bytes, list[int]] = defaultdict(list)
     for transition in trajectory.transitions:
         call = transition.call
         home, place = None, None
-        for row in rows:
-            there = row.longest_shared(call.prompt_ids)
+        begins = (call.prompt_ids[:n].tobytes() for n in range(1, min(MIN_SHARED, call.prompt_ids.size) + 1))
+        for number in sorted(number for begin in begins for number in by_begin.get(begin, ())):
+            there = rows[number].longest_shared(call.prompt_ids)
             shares_more = there.n_shared > (place.n_shared if place else 0)
             if shares_more and (there.extends or there.n_shared >= MIN_SHARED):
-                home, place = row, there
+                home, place = rows[number], there
         if home is None:
             home = _RowBuilder()
+            by_begin[call.ids[:MIN_SHARED].tobytes()].append(len(rows))
             rows.append(home)
         home.add(transition, float(advantages[call.id]), place)
     return [row.build(trajectory) for row in rows]
@@ -151,7 +155,7 @@ class _Segment:
     Attributes:
         calls, begins, starts: per call its index in the row, how many of the tokens come before its own, and the row
             index of its first.
-        children: (number of tokens before it, the segment that continues there).
+        children: number of tokens before it -> its first token -> the segments that continue there.
         buffer: the tokens, `size` of them, and room for more.
     """
 
@@ -159,7 +163,7 @@ class _Segment:
         self.calls: list[int] = []
         self.begins: list[int] = []
         self.starts: list[int] = []
-        self.children: list[tuple[int, _Segment]] = []
+        self.children: dict[int, dict[bytes, list[_Segment]]] = {}
         self.size = 0
         self.buffer = np.empty(0, np.int32)
 
@@ -211,7 +215,7 @@ class _RowBuilder:
     def longest_shared(self, prompt_P: IntArray) -> _Place:
         """Where the prompt shares the most tokens with the row, with the earliest call if several share them.
 
-        Takes time linear in the tokens compared: a segment is looked at where all before it was equal.
+        Takes time linear in the tokens compared: a segment is looked at where its first token and all before are equal.
         """
         best, best_offset, n_shared, first_call, extends = self.root, 0, 0, -1, False
         open_segments = [(self.root, 0)]
@@ -226,7 +230,10 @@ class _RowBuilder:
                 call = segment.calls[segment.owner(equal - 1)]
                 if (-(depth + equal), call) < (-n_shared, first_call):
                     best, best_offset, n_shared, first_call = segment, equal, depth + equal, call
-            open_segments += [(child, depth + offset) for offset, child in segment.children if offset <= equal]
+            for offset, firsts in segment.children.items():
+                if offset <= equal:
+                    following = firsts.get(prompt_P[depth + offset : depth + offset + 1].tobytes(), ())
+                    open_segments += [(child, depth + offset) for child in following]
         return _Place(n_shared, best, best_offset, extends)
 
     def add(self, transition: Transition, advantage: float, place: _Place | None = None) -> None:
@@ -241,7 +248,8 @@ class _RowBuilder:
         # One comparison for a conversation that only grows, however many calls it has.
         if segment is self.root or place.offset < segment.size:
             segment = _Segment()
-            place.segment.children.append((place.offset, segment))
+            firsts = place.segment.children.setdefault(place.offset, {})
+            firsts.setdefault(tokens_N[:1].tobytes(), []).append(segment)
         segment.append(c, tokens_N, self._size)
         sampled_N = np.arange(n) >= n_prompt
         mask_N = sampled_N & transition.trainable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -24,6 +25,7 @@ from agl.errors import ConfigError, RewardError
 from agl.rewards import Container, PythonTests
 from agl.trainer.graders.programs import running
 from agl.trainer.processes import bubblewrap, sandboxes
+from agl.trainer.processes import container as container_module
 
 needs_a_sandbox()
 
@@ -418,8 +420,33 @@ def test_a_container_holds_a_program(container: Container) -> None:
     assert found(names, grader) == "Exception: ['lo']"
     assert found("import os\ndef g(): return os.listdir('/proc/1/fd')", grader).startswith("PermissionError")
     assert found("import os\ndef g(): return sum(p.isdigit() for p in os.listdir('/proc'))", grader) == "Exception: 2"
+    if os.uname().machine == "x86_64":
+        a_call_that_leads_out_is_refused(grader)
     short = PythonTests(isolation=container, timeout=2)
     assert short.outcomes({"tests": "assert f(1)"}, "import time\ntime.sleep(99)") == ["ran out of time"]
+
+
+def a_call_that_leads_out_is_refused(grader: PythonTests) -> None:
+    every = ", ".join(call for name, call in CALLS.items() if name != "a user namespace by clone")
+    assert found(f"{LIBC}\ndef g(): return [{every}]", grader) == f"Exception: {[-1] * (len(CALLS) - 1)}"
+    assert found(f"{LIBC}\ndef g(): return {CALLS['a user namespace by clone']}", grader) == "Exception: -1"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers of system calls are x86-64's")
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_nothing_is_left_in_a_container(container: Container, channel: str) -> None:
+    grader = PythonTests(isolation=container, timeout=20, cpu_seconds=3)
+    first, then = (f"{LIBC}\ndef g():\n    try: return {x}\n    except OSError: return -1" for x in CHANNELS[channel])
+    found(first, grader)
+    assert found(then, grader) == "Exception: -1"
+
+
+def test_podman_is_given_the_filter_that_bubblewrap_has() -> None:
+    rules = json.loads(Path(container_module.__file__).with_name("seccomp.json").read_text())["syscalls"]
+    names = {name for rule in rules if "args" not in rule for name in rule["names"]}
+    assert names == {*" ".join(bubblewrap._DENIED).split(), "clone3"}
+    of = {kind: {rule["args"][0]["value"] for rule in rules if rule["names"] == [kind]} for kind in ("clone", "socket")}
+    assert of == {"clone": {*bubblewrap._NAMESPACES}, "socket": {*range(65)} - {*bubblewrap._FAMILIES}}
 
 
 @pytest.mark.night

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,6 +83,63 @@ def test_merging_never_forwards_more_tokens_or_rows_than_not_merging(t: Trajecto
     assert report.rows == len(rows) <= len(apart)
     assert report.tokens == sum(map(len, rows)) <= sum(map(len, apart)) == report.tokens_unmerged
     assert all(row.is_chain for row in apart)
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two contexts share."""
+    return next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(trajectories())
+def test_a_call_joins_the_row_that_a_comparison_with_all_calls_finds(t: Trajectory):
+    rows: list[list[int]] = []
+    ids = [x.call.ids.tolist() for x in t.transitions]
+    for k, x in enumerate(t.transitions):
+        home, most = None, 0
+        for row in rows:
+            prompt = x.call.prompt_ids.tolist()
+            shared = max(common(prompt, ids[i]) for i in row)
+            extends = any(common(prompt, ids[i]) == len(ids[i]) for i in row)
+            if shared > most and (extends or shared >= MIN_SHARED):
+                home, most = row, shared
+        if home is None:
+            rows.append(home := [])
+        home.append(k)
+    expected = [tuple(t.transitions[k].call.id for k in row) for row in rows]
+    assert [row.call_ids for row in merge(t, advantages(t))] == expected
+
+
+SYSTEM = list(range(100, 100 + 2 * MIN_SHARED))
+MANY = {
+    "the same call": lambda k: (SYSTEM, [7, 8, 9]),
+    "other answers": lambda k: (SYSTEM, [1000 + k, 9]),
+    "other questions": lambda k: ([*SYSTEM, 1000 + k, 5], [7, 8, 9]),
+    "little in common": lambda k: ([5, 6, 1000 + k, *SYSTEM], [7, 8, 9]),
+    "tiny calls": lambda k: ([5, 6], [7]),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_many_calls_take_time_linear_in_them(kind: str):
+    """4,000 calls of one rollout once took a minute, in which all others waited."""
+
+    def operations(n: int) -> int:
+        t = trajectory([call(k, *MANY[kind](k)) for k in range(n)])
+        count = 0
+
+        def counted(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(counted)
+        try:
+            merge(t, dict.fromkeys((x.call.id for x in t.transitions), 1.0))
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert operations(400) <= 2.2 * operations(200)
 
 
 def test_a_conversation_that_only_grows_is_one_chain_of_its_own_length():

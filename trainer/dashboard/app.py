@@ -33,7 +33,7 @@ from agl.trainer.dashboard.compare import Validation, compare
 from agl.trainer.dashboard.sources import Source
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.errors import describe_error, error_handlers
-from agl.trainer.http.limits import Refused, json_body
+from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.responses import answer
 from agl.trainer.report.alerts import Watch
 from agl.trainer.report.labels import label
@@ -569,7 +569,7 @@ def _decimal(request: Request, name: str) -> float | None:
 
 
 async def _changes(request: Request) -> dict[str, Any]:
-    changes = await json_body(request, 3)
+    changes = json_value(await request.body(), request.headers, 3)
     if not isinstance(changes, dict):
         raise Refused(400, "the body is an object of JSON", "invalid_request")
     return changes

@@ -15,8 +15,8 @@ from agl.tracing.system_prompts import SystemPrompts
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
 from agl.trainer.gateway.stored_responses import StoredResponses
-from agl.trainer.gateway.turns import Turns
 from agl.trainer.http.auth import key_hash
+from agl.trainer.http.turns import Turns
 
 ANSWERS_AT_ONCE = 64
 """Answers of one attempt that are sampled at the same time, however many choices its requests want."""

@@ -36,8 +36,8 @@ from agl.trainer.gateway.calls import (
 from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.sessions import SessionMatch
-from agl.trainer.gateway.turns import LARGE_BYTES, LARGE_MESSAGES
 from agl.trainer.http.auth import key_of, matches
+from agl.trainer.http.turns import LARGE_BYTES, LARGE_MESSAGES
 from agl.trainer.rendering.digests import text_of
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store

@@ -21,11 +21,11 @@ from agl.trainer.gateway.calls import Choice, Reply
 from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
-from agl.trainer.gateway.turns import LARGE_BYTES
 from agl.trainer.http.auth import key_of
 from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
 from agl.trainer.http.responses import answer as answer
 from agl.trainer.http.responses import unless_gone
+from agl.trainer.http.turns import LARGE_BYTES
 
 PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
 """Precedes the path of each route: it identifies the attempt and the agent."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import ConfigError, nearest
@@ -165,18 +164,19 @@ def check_json(body: bytes, depth: int, values: int) -> None:
             level += int(levels[-1])
 
 
-async def json_body(request: Request, depth: int, parse: Callable[[bytes, int], Any] = parse_json) -> Any:
-    """The value of a request's body.
+def json_value(
+    body: bytes, headers: Mapping[str, str], depth: int, parse: Callable[[bytes, int], Any] = parse_json
+) -> Any:
+    """The value of a body.
 
     Raises:
         Refused: 415, it is not sent as JSON; 400, it is no JSON, or nested deeper than `depth`.
-        ClientDisconnect: the client hung up.
     """
     # A browser may send any page's text to this machine, but no JSON that it calls JSON.
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise Refused(415, "send application/json", "unsupported_media_type")
     try:
-        return parse(await request.body(), depth)
+        return parse(body, depth)
     except ValueError as error:
         raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
 

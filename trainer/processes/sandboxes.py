@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import subprocess
 from collections.abc import Sequence
 
 from agl.errors import ConfigError
+from agl.extras import require
 from agl.trainer.processes.bubblewrap import Bubblewrap
 from agl.trainer.processes.container import Container
 from agl.trainer.processes.sandbox import Sandbox, Walls, piped
@@ -31,6 +33,9 @@ def chosen(isolation: str | Sandbox) -> Sandbox:
     Raises:
         ConfigError: it does not work here, with the line that installs one.
     """
+    if isolation == "e2b":  # named by the user alone: it costs money
+        require('isolation="e2b"', "sandboxes")
+        isolation = importlib.import_module("agl_sandboxes").NAMED["e2b"]
     if isinstance(isolation, Sandbox):
         if problem := isolation.problem():
             raise ConfigError(f"isolation={isolation.name!r} does not work here", hint=problem)
@@ -44,7 +49,7 @@ def _named(name: str) -> Sandbox:
     known = {one.name: one for one in sandboxes}
     names = [name] if name != "auto" else [other for other in known if other != "none"]
     if not set(names) <= known.keys():
-        raise ConfigError(f"isolation={name!r} is unknown", hint=f'give "auto", {", ".join(map(repr, known))}')
+        raise ConfigError(f"isolation={name!r} is unknown", hint=f'give "auto", {", ".join(map(repr, known))}, "e2b"')
     problems = []
     for one in names:
         if (problem := known[one].problem()) is None:

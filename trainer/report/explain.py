@@ -22,6 +22,7 @@ from agl.trainer.report.rollout_report import CallReport, ProviderCall, RolloutR
 from agl.trainer.report.terminal import console
 from agl.trainer.report.trace_tree import error_line
 from agl.trainer.store.location import read_store
+from agl.trainer.store.types import NOT_AGAIN
 
 _SHOWN_LOGPROBS = 24
 PIPED_WIDTH = 1000
@@ -125,6 +126,7 @@ def renderable(report: RolloutReport, calls: Container[int] | None = None) -> Gr
         if attempt.error and attempt.status != "succeeded":
             cause = error_line(attempt.error)
             lines.append(Text(printable(f"attempt {attempt.attempt} {attempt.status}: {cause}"), style="red"))
+            lines += [Text(printable(line)) for line in attempt.error.splitlines() if line.startswith(NOT_AGAIN)]
     if calls is None and len(report.calls) > FOLDED_CALLS:
         calls = ()
     whole = [call for call in report.calls if calls is None or call.call.index in calls]

@@ -61,7 +61,7 @@ class RunConfig:
             in the run's directory. In Python also an open store, which stays open.
         directory: directory of the run, for checkpoints, policies and the store. None = agl-runs/RUN_ID.
         seed: seed of the order of tasks, of every request's sampling and of the learner.
-        max_attempts: attempts per rollout, the first included.
+        max_attempts: attempts per rollout, the first included; what fails the same way each time is not tried again.
         timeout: time limit of an attempt, in seconds.
         runners: where rollouts run: "local" (threads and tasks of this process), "process" (worker processes, where a
             stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote" (wherever

@@ -32,9 +32,11 @@ from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
+from agl.trainer.runners.repeats import Repeats
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
+    NOT_AGAIN,
     ROLLOUT_TERMINAL,
     Attempt,
     AttemptedRollout,
@@ -119,6 +121,7 @@ class RunCoordinator:
         self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
         self.memory = memory
         self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
+        self._repeats = Repeats()
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
         self._lost: dict[str, float] = {}
@@ -419,6 +422,7 @@ class RunCoordinator:
         if entry.lost is not None:
             # What the agent saw is a connection that broke.
             report = replace(report, error=entry.lost, text=None)
+        place = next((p for s in report.spans if (p := s.attributes.get(semconv.AGENT_ERROR_PLACE))), None)
         await self.store.add_spans(report.spans)
         self._count_prompts(report.spans, calls)
         report = await self._with_fault(calls, report)
@@ -428,6 +432,12 @@ class RunCoordinator:
                 trajectory = await self._trajectory(lease, calls, report.spans)
             except AglError as error:
                 report = replace(report, error=error, text=None)
+                place = "its result" if isinstance(error, RewardError) else None
+        why = self._repeats.futile(lease.rollout, lease.attempt, place, report.error)
+        if why and entry.lost is None:
+            report = replace(report, text=f"{report.traceback}\n{NOT_AGAIN}{why}")
+            last = replace(lease.rollout.config, max_attempts=lease.attempt)
+            await self.store.update_rollout(lease.rollout.rollout_id, {"config": last})
         await self._end_attempt(entry, report.status, report, trajectory)
 
     async def _with_fault(self, calls: Sequence[Call], report: Report) -> Report:

@@ -30,6 +30,7 @@ from agl.rewards.function import raised_by
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.runners.command import CommandAgent, CommandFailed
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
+from agl.trainer.runners.repeats import raised_at
 
 if TYPE_CHECKING:
     # A worker without commands needs no server.
@@ -218,6 +219,7 @@ class Executor:
             cause = READING if isinstance(error, CommandFailed) else answer_error_cause(error)
             if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
+            scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")
             # It would hide a fault of the reward function.
             if agent.error_reward is None or raised_by(error) is not None:
                 raise error
@@ -282,7 +284,9 @@ class Executor:
         if isinstance(error, CaptureError | RewardError) or (isinstance(error, AglError) and "rollout" in error.where):
             return error
         what = f"agent {self.agent.name!r} raised {described(error)}"
-        hint = "this attempt will be retried; if all fail, the rollout is excluded from its group"
+        hint = (
+            "it is tried again unless it fails the same way each time; a rollout that fails is excluded from its group"
+        )
         if (reward := raised_by(error)) is not None:
             what = f"{reward} of {what}"
             hint = f"correct it, or return a low reward for an output that it cannot read; {hint}"

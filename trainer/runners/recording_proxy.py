@@ -33,7 +33,7 @@ from agl.tracing.provider_formats import ResponseAccumulator, request_messages, 
 from agl.tracing.sdk_hooks import GENERATION_PATHS
 from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, replace_system_prompts
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.http.limits import Refused, json_body
+from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.responses import answer
 
 RECORDED_BYTES = 16 * 1024 * 1024
@@ -154,7 +154,7 @@ class RecordingProxy:
         if "json" not in request.headers.get("content-type", ""):
             raise RequestError(415, "spans are taken as JSON: OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
         try:
-            body = await json_body(request, request.app.state.limits.json_depth)
+            body = json_value(await request.body(), request.headers, request.app.state.limits.json_depth)
             spans = otlp.decode(body, rollout_id=self.inference.rollout_id, attempt=self.inference.attempt)
         except ValueError as error:
             raise RequestError(400, str(error)) from None

@@ -27,6 +27,8 @@ ATTEMPT_TRANSITIONS: Mapping[str, frozenset[str]] = {
     "timeout": frozenset(),
 }
 """The statuses that can follow each status of an attempt. Setting the present one again is allowed, without effect."""
+NOT_AGAIN = "  -> not tried again: "
+"""Begins the line of an attempt's error that says why the rollout gets no other attempt, though it could have one."""
 
 
 def new_rollout_id() -> str:

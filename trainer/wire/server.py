@@ -12,8 +12,9 @@ from starlette.routing import Route
 
 from agl.errors import AglError
 from agl.trainer.http.errors import describe_error
-from agl.trainer.http.limits import Refused, json_body
+from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.responses import answer
+from agl.trainer.http.turns import body_in_turn
 from agl.trainer.wire.methods import Method, dumps, loads, portable
 
 
@@ -36,8 +37,9 @@ def method_routes(
     async def handle(method: Method, request: Request) -> Response:
         try:
             admit(request)
-            arguments = method.read(await json_body(request, json_depth, loads))
-            return json_response({"result": portable(await call(request, method, arguments))})
+            async with body_in_turn(request) as read:
+                arguments = await read(json_value, request.headers, json_depth, lambda *body: method.read(loads(*body)))
+                return json_response({"result": portable(await call(request, method, arguments))})
         except AglError as error:
             return answer(describe_error(request, error)[0], status(error))
         except Refused as refused:

@@ -18,7 +18,7 @@ from starlette.routing import BaseRoute, Route
 
 from agl.errors import AglError, StoreError
 from agl.trainer.http.errors import describe_error, error_handlers
-from agl.trainer.http.limits import Refused, json_body
+from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.openapi import REFERENCE, document, json_content, model_content, operation
 from agl.trainer.http.responses import answer
 from agl_service.run_record import LAST, RunRecord
@@ -109,7 +109,7 @@ def operations(service: Service, facts: Mapping[str, Any], store_schema: Mapping
         return answer(await asyncio.to_thread(service.data))
 
     async def train(request: Request) -> Response:
-        body = await json_body(request, 32)
+        body = json_value(await request.body(), request.headers, 32)
         try:
             train_body = TrainBody.model_validate(body)
         except ValidationError as error:

@@ -80,6 +80,8 @@ class Cell:
             self.close()
             text = output.decode(errors="replace").strip().splitlines()
             raise Unusable(text[-1] if text else "a sandbox did not start")
+        if not self.alive:
+            raise Unusable("a sandbox ended while it waited for a program")
         return self
 
     def begin(self, job: dict[str, Any]) -> None:

@@ -30,13 +30,12 @@ from agl.tracing import otlp
 from agl.trainer.http.auth import Role
 from agl.trainer.http.limits import Limits, Refused, parse_json
 from agl.trainer.http.responses import RETRY_SECONDS
+from agl.trainer.http.turns import body_in_turn
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
-_OFF_LOOP_BYTES = 64 * 1024
-"""Longer bodies are decoded in a worker thread."""
 _STATUSES = ("unset", "ok", "error")
 _RPC_CODES = {400: 3, 401: 16, 403: 7, 413: 8, 415: 3, 503: 14}
 """HTTP status -> google.rpc.Code."""
@@ -69,25 +68,17 @@ class Traces:
             role = self._role(request)
             if kind not in (PROTOBUF, JSON):
                 raise Refused(415, f"spans are taken as {PROTOBUF} or {JSON}", "unsupported_media_type")
-            received = await self._decoded(request, kind)
-            rejected = await self._store_spans(request, role, received)
+            encoding = request.headers.get("content-encoding", "identity").strip().lower()
+            async with body_in_turn(request, large=encoding != "identity") as read:
+                received = await read(_decode, encoding, kind, self._limits.body_bytes, self._limits.json_depth)
+                rejected = await self._store_spans(request, role, received)
+        except ValueError as error:
+            return _failure(kind, 400, str(error))
         except Refused as refused:
             return _failure(kind, refused.status, refused.message)
         except StoreError as error:
             return _failure(kind, 503, error.message)
         return _success(kind, rejected)
-
-    async def _decoded(self, request: Request, kind: str) -> list[_Received]:
-        body = await request.body()
-        limits = self._limits
-        encoding = request.headers.get("content-encoding", "identity").strip().lower()
-        arguments = (body, encoding, kind, limits.body_bytes, limits.json_depth)
-        try:
-            if len(body) < _OFF_LOOP_BYTES and encoding == "identity":
-                return _decode(*arguments)
-            return await asyncio.to_thread(_decode, *arguments)
-        except ValueError as error:
-            raise Refused(400, str(error), "invalid_spans") from None
 
     async def _store_spans(self, request: Request, role: Role, received: list[_Received]) -> list[str]:
         """Store the spans that belong to an attempt; the reasons why the others do not."""

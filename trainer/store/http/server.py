@@ -20,9 +20,10 @@ from starlette.routing import BaseRoute, Route
 from agl.errors import AglError, NotStoredError, StoreError
 from agl.trainer.http.auth import LEASE_HEADER, Keys, Role, lease_secrets
 from agl.trainer.http.errors import describe_error, error_handlers, error_json
-from agl.trainer.http.limits import Limits, Refused, json_body
+from agl.trainer.http.limits import Limits, Refused, json_value
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.http.server import HttpServer
+from agl.trainer.http.turns import body_in_turn
 from agl.trainer.store.base import Store
 from agl.trainer.store.http import protocol
 from agl.trainer.store.http.openapi import schema
@@ -148,13 +149,16 @@ class StoreRoutes:
 
     async def _batch(self, request: Request) -> Response:
         role = self.role(request)
-        body = await json_body(request, self.limits.json_depth, loads)
-        operations = body.get("operations") if isinstance(body, Mapping) else None
-        if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
-            raise StoreError(f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json")
-        return json_response(
-            {"results": await asyncio.gather(*(self._operation(role, request, each) for each in operations))}
-        )
+        async with body_in_turn(request) as read:
+            body = await read(json_value, request.headers, self.limits.json_depth, loads)
+            operations = body.get("operations") if isinstance(body, Mapping) else None
+            if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
+                raise StoreError(
+                    f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json"
+                )
+            return json_response(
+                {"results": await asyncio.gather(*(self._operation(role, request, each) for each in operations))}
+            )
 
     async def _operation(self, role: Role, request: Request, operation: Any) -> dict[str, Any]:
         try:

@@ -1,6 +1,7 @@
 """Work on large requests (parsing, hashing, rendering, tokenising): on a few threads, never on the event loop.
 
-Invariant: an attempt has one large request worked on at a time, so no attempt takes the threads from the others.
+Invariant: an attempt has one large request worked on at a time, so no attempt takes the threads from the others. Of
+requests that name no attempt, the same holds for a lease, or else for the machine that sends them.
 """
 
 from __future__ import annotations
@@ -9,9 +10,14 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from starlette.requests import Request
+
+from agl.trainer.http.auth import LEASE_HEADER
 
 T = TypeVar("T")
 
@@ -49,6 +55,28 @@ class Turns:
         """The result of the function, which runs on a thread."""
         self._job = _POOL.submit(_run, function, arguments, keywords)
         return await asyncio.wrap_future(self._job)
+
+
+_of_senders: WeakValueDictionary[tuple[str, int], Turns] = WeakValueDictionary()
+
+
+@contextlib.asynccontextmanager
+async def body_in_turn(request: Request, *, large: bool = False) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
+    """Yields what runs a function of the body and arguments: on a thread where the body is long, or `large` when read.
+
+    Such a request keeps its sender's turn until the block ends: what is read of many at once would fill the memory, and
+    stop everything while Python looks through it.
+    """
+    body = await request.body()
+
+    async def read(function: Callable[..., T], *arguments: Any) -> T:
+        return function(body, *arguments) if turn is None else await turn.run(function, body, *arguments)
+
+    turn, sender = None, request.headers.get(LEASE_HEADER) or (request.client.host if request.client else "")
+    if large or len(body) >= LARGE_BYTES:
+        turn = _of_senders.setdefault((sender, id(asyncio.get_running_loop())), Turns())
+    async with turn or contextlib.nullcontext():
+        yield read
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

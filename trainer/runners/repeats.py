@@ -1,0 +1,58 @@
+"""Which failures are not tried again: those of the user's own code that happen the same way each time."""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+import traceback
+from collections import defaultdict
+
+from agl.agents.registry import causes_of
+from agl.errors import AglError
+from agl.trainer.runners.command import CommandFailed
+from agl.trainer.store.types import Rollout
+
+ENOUGH = 2
+"""Rollouts of a step that failed alike at two attempts in a row, after which its others are not tried again."""
+_SERVICES = {"aiohttp", "anthropic", "botocore", "google", "grpc", "httpcore", "httpx", "openai", "requests", "urllib3"}
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+def raised_at(error: BaseException) -> str | None:
+    """The innermost line of the user's own code that raised, "file:line"; None if more than code may have caused it:
+    the network, the system, a service, or a command, of which no more is known than that it failed."""
+    for raised in (*causes_of(error), *causes_of(error.__context__)):
+        service = type(raised).__module__.partition(".")[0] in _SERVICES
+        if service or isinstance(raised, OSError | AglError | CommandFailed):
+            return None
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+class Repeats:
+    """What the attempts of a run ended with.
+
+    Invariant: a failure after which another attempt of its rollout ended otherwise is a matter of chance, such as of
+    what was sampled; for the rest of the step only a repetition in the same rollout counts.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._alike: dict[int, float] = defaultdict(float)
+
+    def futile(self, rollout: Rollout, attempt: int, place: str | None, error: BaseException | None) -> str | None:
+        """Why another attempt, which there is, would fail like this one; None if it may not. `place`: where `error` was
+        raised; None where it is always tried again."""
+        if error is not None and place is None:
+            return None
+        this, before = hash((rollout.step, place, getattr(error, "message", ""))), self._last.pop(rollout.rollout_id, 0)
+        if before:
+            self._alike[before] += 1 if this == before else -math.inf
+        if error is None or attempt >= rollout.config.max_attempts or "failed" not in rollout.config.retry_on:
+            return None
+        if this == before:
+            return "the attempt before it failed in the same way"
+        if rollout.step is not None and self._alike[this] >= ENOUGH:
+            return f"{ENOUGH} rollouts of this step failed in the same way, twice in a row"
+        self._last[rollout.rollout_id] = this
+        return None
