@@ -54,6 +54,9 @@ def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
         "agentlightning",
         "massgen",
         "environments",
+        "harnesses",
+        "sandboxes",
+        "service",
     }
     others |= {"dev", "docs"}
     extras = set(PROJECT["optional-dependencies"]) - others

@@ -43,7 +43,7 @@ class OpenCode(Harness):
             # One address for an API: a provider with another one is left alone.
             if api and base and found.setdefault(api, base) == base:
                 self.apis[name] = api
-        for name in PROVIDERS:
+        for name in dict.fromkeys(_APIS.values()):
             if found.setdefault(name, PROVIDERS[name]) == PROVIDERS[name]:
                 self.apis.setdefault(name, name)
         return found
