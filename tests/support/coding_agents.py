@@ -87,7 +87,8 @@ def mini(home: Path, provider: Provider) -> dict[str, str]:
     folder.mkdir(parents=True)
     lines = ["MSWEA_CONFIGURED=true", "MSWEA_COST_TRACKING=ignore_errors", f"OPENAI_API_KEY={KEY}"]
     (folder / ".env").write_text("\n".join([*lines, f"OPENAI_BASE_URL={provider.url}", "MSWEA_MODEL_NAME=openai/m"]))
-    return {}
+    # Ten by default, over five minutes: an untrained policy has no room for its prompt.
+    return {"MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1"}
 
 
 def aider(home: Path, provider: Provider) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Claude Code (`claude`), proprietary: the Messages API.
 
-By its documentation (settings, environment variables, LLM gateways); the suite runs it where a user has it. Its
-settings may set variables of their own, which `--settings` overrides.
+Where it reads its provider follows its documentation (settings, environment variables, LLM gateways): variables of its
+settings override those of the shell, and `--settings` both. The phrases of `sub_agents` were not seen on the wire. The
+suite runs it where a user has it.
 """
 
 from __future__ import annotations
