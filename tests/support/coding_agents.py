@@ -92,7 +92,9 @@ def mini(home: Path, provider: Provider) -> dict[str, str]:
 
 
 def aider(home: Path, provider: Provider) -> dict[str, str]:
-    (home / ".aider.conf.yml").write_text(f"openai-api-base: {provider.url}\nmodel: openai/m\ncheck-update: false\n")
+    # One home in ten is asked whether aider may count its use.
+    lines = [f"openai-api-base: {provider.url}", "model: openai/m", "check-update: false", "analytics: false"]
+    (home / ".aider.conf.yml").write_text("\n".join([*lines, ""]))
     (home / ".env").write_text(f"OPENAI_API_KEY={KEY}\n")
     (home / ".gitconfig").write_text("[user]\nname = a\nemail = a@b.c\n")
     return {}
