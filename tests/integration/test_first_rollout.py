@@ -57,7 +57,7 @@ def test_what_fails_alike_again_and_again_ends_the_run(
     with pytest.raises(AglError, match=message) as raised:
         fit(untrained_model, tmp_path, clerk, **settings)
     assert "all 3 rollouts of the first try failed" in str(raised.value)
-    assert asked.runs == 6, "three tasks, twice each"
+    assert asked.runs in (5, 6), "three tasks, each twice unless two others have failed twice by then"
     assert len(list_rollouts(tmp_path)) == 3, "no other was asked for"
 
 
