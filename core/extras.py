@@ -41,6 +41,8 @@ MODULES = {
     "harnesses": ("agl_harnesses",),
 }  # fmt: skip
 """Extra -> modules that agl's own code imports; a module that several bring belongs to the first of them."""
+_EXTRA_OF = {"agl.Client": "service"}
+"""What needs less than the first."""
 
 
 def require(what: str, extra: str, modules: tuple[str, ...] | None = None) -> None:
@@ -71,4 +73,4 @@ def explained(what: str, error: ModuleNotFoundError) -> MissingExtraError | None
     """The same for an import that failed; None where it has nothing to do with an extra."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in MODULES.items() if module in modules), None)
-    return None if extra is None else missing(what, module, extra)
+    return None if extra is None else missing(what, module, _EXTRA_OF.get(what, extra))

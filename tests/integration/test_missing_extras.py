@@ -33,7 +33,7 @@ def test_beside_a_framework_alone_a_name_says_what_it_needs(name: str) -> None:
 def test_an_import_fails_as_imports_do() -> None:
     with pytest.raises(ImportError, match=LOCAL):
         from agl import GRPO  # noqa: F401
-    with pytest.raises(MissingExtraError, match=r'pip install "\.\[server\]"'):
+    with pytest.raises(MissingExtraError, match=r"pip install \./guests/service"):
         _ = agl.Client
 
 
