@@ -1,6 +1,6 @@
 """Google's own clients against the gateway: google-genai, and an agent of google-adk.
 
-Neither is among the packages of the `dev` extra: each test is skipped where its client is not installed.
+google-adk clashes with the packages of the `dev` extra; the nightly script gives it an environment of its own.
 """
 
 from __future__ import annotations

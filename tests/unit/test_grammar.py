@@ -146,7 +146,7 @@ def test_a_row_in_the_middle_of_an_answer_goes_on_within_its_schema_after_an_upd
     assert json.loads(tiny_tokenizer().decode(answer.token_ids[:-1])).keys() == {"kind", "n"}
 
 
-NAMES_A = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NAMES_A, NAMES_B = ({"type": "object", "properties": {name: {"type": "integer"}}} for name in "ab")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,8 @@ NAMES_A = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"properties": {"properties": {"type": "integer"}}}, '{"properties": 1}', True),
         ({"properties": {"properties": {"type": "integer"}}}, '{"additionalProperties": false}', False),
         (NAMES_A | {"anyOf": [{"properties": {"b": {}}, "required": ["b"]}]}, '{"a": 1, "b": 2}', True),
-        ({"allOf": [NAMES_A, {"properties": {"b": {"type": "integer"}}}]}, '{"a": 1, "b": 2}', True),
+        ({"allOf": [NAMES_A, NAMES_B]}, '{"a": 1, "b": 2}', True),
+        ({"allOf": [{"$ref": "#/$defs/A"}, NAMES_B], "$defs": {"A": NAMES_A}}, '{"a": 1, "b": 2}', True),
     ],
 )
 def test_properties_that_a_schema_does_not_name_are_not_written(schema, text, fits):

@@ -33,7 +33,7 @@ _NAMED, _NESTED = (
     {"properties", "$defs", "definitions"},
     {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf"},
 )
-"""Keywords of JSON Schema: that add properties to those beside them; that hold schemas by name; that hold schemas."""
+"""Keywords of JSON Schema: that can add properties; that hold schemas by name; that hold schemas."""
 
 
 class Grammars:

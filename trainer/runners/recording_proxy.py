@@ -40,8 +40,11 @@ RECORDED_BYTES = 16 * 1024 * 1024
 """How much of an answer is recorded; all of it passes."""
 CONNECT_SECONDS, SILENT_SECONDS = 20.0, 900.0
 """How long a provider may take to accept a connection, and how long it may be silent."""
-PROVIDERS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
-PROVIDERS |= {"google": "https://generativelanguage.googleapis.com"}
+PROVIDERS = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "google": "https://generativelanguage.googleapis.com",
+}
 """Base URLs of providers for which the environment names no other."""
 URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL, "google": propagation.GOOGLE_URL}
 """The environment variables that name them."""

@@ -1,6 +1,6 @@
 """Google's Gemini API, as a dialect of the gateway.
 
-Source: Gemini API reference, "Generating content" and "Counting tokens"; Google AIP-193, "Errors".
+Source: Gemini API reference, "Generating content"; Google AIP-193, "Errors".
 """
 
 from agl.trainer.gateway.dialects.base import Dialect
