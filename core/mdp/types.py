@@ -114,7 +114,7 @@ class Call:
         rollout_id, attempt, agent: the caller.
         index: position among the attempt's requests, from 0, in order of arrival.
         policy: the policy that sampled it; None when the agent is not selected, so it is never trained.
-        policy_version: the version of the weights that sampled it.
+        policy_version: the version of the weights that sampled it; the oldest, where an update came in the middle.
         prompt_ids: int32 [P].
         response_ids: int32 [R], sampled; with the stop token where one was sampled.
         logprobs: float32 [R], of the sampled ids under the distribution they were drawn from.
@@ -157,6 +157,17 @@ class Call:
     def grammar(self) -> str:
         """What the answer was held to while it was sampled; "" for nothing."""
         return str(self.request.get("used", {}).get("grammar", ""))
+
+    @property
+    def versions(self) -> tuple[tuple[int, int], ...]:
+        """(first token, version of the weights) of each stretch of the response that one version has sampled."""
+        stretches = self.request.get("used", {}).get("versions") or [[0, self.policy_version]]
+        return tuple((int(first), int(version)) for first, version in stretches)
+
+    @property
+    def newest_version(self) -> int:
+        """The version of the weights that sampled the last token."""
+        return self.versions[-1][1]
 
     def __post_init__(self) -> None:
         if self.response_ids.shape != self.logprobs.shape:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError, EngineError
+from agl.trainer.algorithms.ahead import Ahead
 from agl.trainer.algorithms.settings import RENAMED, TrainingSettings
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.checkpoints import CHECKPOINTS, Resumed, latest_local, read_facts, require_same
@@ -20,10 +21,11 @@ KEEP = 2
 _FACTS = {"run_id": str, "step": int, "seed": int, "tasks": int, "algorithm": dict, "history": list}
 
 
-async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]) -> Path:
+async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any], ahead: Ahead | None = None) -> Path:
     """Write the state after `step` completed steps, and drop all but the last few checkpoints.
 
-    The dataset's order and each request's seed are functions of the run's seed and the step, so the step is all.
+    The dataset's order and each request's seed are functions of the run's seed and the step, so the step is all, but
+    for what rollouts that run ahead need.
     """
     root = run.directory / CHECKPOINTS
     final = root / f"step-{step:06d}"
@@ -36,6 +38,7 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
         "algorithm": identity,
         "tasks": len(run.train),
         "history": run.history,
+        **({} if ahead is None else {"ahead": ahead.state(step)}),
     }
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -84,4 +87,4 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any], settin
     run.history[:] = facts["history"]
     run.run_id = facts["run_id"]
     run.checkpoint = path
-    return Resumed(facts["step"], path)
+    return Resumed(facts["step"], path, facts.get("ahead", {}))

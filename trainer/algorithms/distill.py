@@ -66,7 +66,10 @@ class Distill(LocalTraining):
                 hint="record the teacher on your tasks (agl run, agl.Baseline), then agl.SFT(data=agl.traces(...))",
             )
         if self.max_staleness not in (0, 1):
-            raise ConfigError(f"max_staleness={self.max_staleness} is not 0 or 1", hint="1 overlaps by one step")
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} is not 0 or 1",
+                hint="1 samples the next step while one is learned",
+            )
         for teacher in self.teacher.values() if isinstance(self.teacher, Mapping) else [self.teacher]:
             if isinstance(teacher, str | Path):
                 continue

@@ -18,6 +18,7 @@ import numpy as np
 from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms import checkpoints
+from agl.trainer.algorithms.ahead import Ahead
 from agl.trainer.algorithms.source import Rows, Sample, Source
 from agl.trainer.algorithms.trained_calls import facts, note_shortened, note_useless, record, recorded_baselines
 from agl.trainer.algorithms.training import StepFunctions, Training
@@ -52,8 +53,15 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
         await algorithm.begin(training)
         checkpoint = await checkpoints.restore(run, policies, identity, algorithm) if run.resume else None
         done = checkpoint.step if checkpoint else 0
+        begun = checkpoint.ahead if checkpoint else {}
         if run.resume:
-            await workplace.resume_from(done, policies.versions, source.max_staleness or 0, sampled=source.sampled)
+            await workplace.resume_from(
+                done,
+                policies.versions,
+                source.max_staleness or 0,
+                sampled=source.sampled,
+                first=Ahead.first_step(begun, source.batches.batch_size, done),
+            )
         training.baselines = recorded_baselines(run.history)
         if run.train or run.val:
             await training.start()
@@ -64,6 +72,9 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
             await run.record({"step": 0, **await validate(training, 0)})
 
         save_every = algorithm.checkpoint_every or (1 if source.sampled and policies.parameters < SMALL_MODEL else 10)
+        in_flight = (source.max_staleness or 0) > 1
+        if in_flight:
+            training.ahead = Ahead(training, begun or {"next": done * source.batches.batch_size})
         ahead: asyncio.Task[tuple[Sample, StepAdvantages]] | None = None
         unserved: Rows = {}
         machine = Machine()
@@ -91,10 +102,11 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                     with timed(phases, "learning"):
                         metrics = await update(policies, due, worth)
                     note_shortened(run, metrics, step)
-                    if due and ahead is not None:
+                    if due and ahead is not None and not in_flight:
                         # All of its calls are of the weights before this update, so that a resumed run, which finds
                         # these rollouts in the store, equals one that was never stopped.
                         await asyncio.wait([ahead])
+                    if due and ahead is not None and not (in_flight and algorithm.engine == "torch"):
                         await held.enter_async_context(workplace.hold())
                     if source.sampled or validated or last:
                         with timed(phases, "publishing"):
@@ -111,16 +123,18 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 unsaved = step + 1
                 await run.record(entry)
                 if last or unsaved % save_every == 0 or run.stop_reason is not None:
-                    await checkpoints.save(run, policies, unsaved, identity)
+                    await checkpoints.save(run, policies, unsaved, identity, training.ahead)
                     unsaved = None
         except asyncio.CancelledError:
             if unsaved is not None:
-                await checkpoints.save(run, policies, unsaved, identity)
+                await checkpoints.save(run, policies, unsaved, identity, training.ahead)
             raise
         finally:
             if ahead is not None:
                 ahead.cancel()
                 await asyncio.gather(ahead, return_exceptions=True)
+            if training.ahead is not None:
+                await training.ahead.stop()
         run.policy_paths = await policies.save_models(run.directory)
         _require_updates(run, policies)
 
@@ -145,7 +159,8 @@ async def sampled(training: Training, step: int) -> tuple[Sample, StepAdvantages
     began, earlier = time.monotonic(), policies.prompt_tokens
     sample = await algorithm.sample(training, step)
     tokens = policies.prompt_tokens - earlier
-    sample = replace(sample, seconds=time.monotonic() - began, prompt_tokens=tokens)
+    seconds = time.monotonic() - began if training.ahead is None else training.ahead.seconds
+    sample = replace(sample, seconds=seconds, prompt_tokens=tokens)
     require_some(sample.results, f"step {step + 1}")
     worth = await algorithm.worth(training, sample, step)
     training.baselines = worth.baselines

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from agl.credit import PerCall
-from agl.errors import NoTrainableDataError
+from agl.errors import ConfigError, NoTrainableDataError
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms.groups import Overlong, grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
@@ -27,25 +27,30 @@ class PolicyGradient(PolicyGradientSettings, LocalTraining):
     """A policy-gradient algorithm with the embedded engine and learner; `agl.GRPO` and others are settings of it."""
 
     async def source(self, run: Run) -> Source:
+        if self.max_staleness > 1 and run.agent.memory is not None:
+            raise ConfigError(
+                f"max_staleness={self.max_staleness} with an agent that has a memory, which grows step by step",
+                hint="use max_staleness=1, with which a step's rollouts all read what the step before has left",
+            )
         return Source.of_tasks(run, self, self.batch_size, self.group_size, max_staleness=self.max_staleness)
 
     async def sample(self, training: Training, step: int) -> Sample:
         """With dynamic sampling, further tasks take the place of groups that are all alike."""
         batches = training.source.batches
-        indices = batches.indices(step)
-        results = await training.rollouts(indices, step)
+        results = await training.groups(step)
+        n_tasks = batches.batch_size
         replacements = batches.further(step)
         resampled = 0
         for _ in range(self.max_gen_batches - 1 if self.dynamic_sampling else 0):
             groups = {r.rollout.group for r in results}
             lost_groups = groups - {r.rollout.group for r in results if r.attempt_trajectory is not None}
             useless = len(self._compared(training, results, step).flat_groups) + len(lost_groups)
-            missing = self.batch_size - (len(indices) - useless)
+            missing = self.batch_size - (n_tasks - useless)
             more = [next(replacements) for _ in range(missing)]
             if not more:
                 break
-            results += await training.rollouts(more, step, first=len(indices))
-            indices += more
+            results += await training.rollouts(more, step, first=n_tasks)
+            n_tasks += len(more)
             resampled += len(more)
         return Sample(results=results, resampled=resampled)
 

@@ -163,10 +163,12 @@ class PolicyGradientSettings(Loss, TrainingSettings):
         dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
             `batch_size` tasks have something to learn from.
         max_gen_batches: rounds of sampling in a step, with `dynamic_sampling`.
-        max_staleness: updates by which the weights that sample may be older than those that learn: 0 or 1. With 1, the
-            next step's rollouts are sampled while a step is learned. The clipped ratio is taken against the log-probs
-            of the sampler, and `rollout_is` weighs tokens by the difference. It takes memory for a second copy of the
-            trained weights. Validation is of the newest weights.
+        max_staleness: updates by which the weights that sample may be older than those that learn. With 1, the next
+            step's rollouts are sampled while a step is learned, whole, by one version. Above 1, sampling never waits:
+            new weights are served in the middle of a rollout or an answer, which goes on under them, and a step learns
+            from the groups that have ended, while slow ones count in a later step, within the bound. The clipped ratio
+            is taken against the log-probs of the sampler, each token's own, and `rollout_is` weighs tokens by the
+            difference. It takes memory for a second copy of the trained weights. Validation is of the newest weights.
         loss: an `agl.Loss`: advantages, clipping, KL, entropy, passes, value head.
     """
 
@@ -206,10 +208,10 @@ class PolicyGradientSettings(Loss, TrainingSettings):
                 f"baseline_decay={self.baseline_decay} is not in [0, 1)",
                 hint="0 uses only the previous step's mean; 0.9 that of about the last ten",
             )
-        if self.max_staleness not in (0, 1):
+        if self.max_staleness < 0:
             raise ConfigError(
-                f"max_staleness={self.max_staleness} is not 0 or 1",
-                hint="1 overlaps sampling and learning by one step; agl.VERL(mode='separate_async') goes further",
+                f"max_staleness={self.max_staleness} is below 0",
+                hint="0 is on-policy, 1 samples a step while another is learned, 2 to 4 never wait for slow rollouts",
             )
         if self.overlong is not None and self.overlong.buffer > self.max_response_tokens:
             raise ConfigError(

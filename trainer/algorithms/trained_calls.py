@@ -109,7 +109,10 @@ def facts(
         rows: made of the trajectories of `worth`. metrics: the learner's, by policy; only of those that were updated.
     """
     merged = merge_report(worth.trajectories, [row for policy_rows in rows.values() for row in policy_rows])
-    entry: dict[str, Any] = {} if not sample.results else _of_rollouts(sample, worth)
+    entry: dict[str, Any] = {}
+    if sample.results:
+        before = {name: version - (name in metrics) for name, version in policies.versions.items()}
+        entry = _of_rollouts(sample, worth) | _staleness(worth, before)
     entry |= {
         "train/updated_policies": len(metrics),
         "train/trained_rollouts": len({t.rollout_id for t in worth.trajectories}),
@@ -148,6 +151,18 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
         "engine/prompt_tokens_computed": sample.prompt_tokens["computed"],
         "engine/prompt_tokens_reused": sample.prompt_tokens["reused"],
     }
+
+
+def _staleness(worth: StepAdvantages, versions: Mapping[str, int]) -> dict[str, float]:
+    """By how many updates the weights that sampled were older than those that learned, which had `versions`."""
+    lags, tokens = [0], [0]
+    for trajectory in worth.trajectories:
+        for call in (transition.call for transition in trajectory.transitions if transition.call.policy in versions):
+            ends = [*(first for first, _ in call.versions[1:]), call.response_ids.size]
+            lags += [versions[call.policy or ""] - version for _, version in call.versions]
+            tokens += [end - first for end, (first, _) in zip(ends, call.versions, strict=True)]
+    mean = float(np.dot(lags, tokens)) / max(1, sum(tokens))
+    return {"train/staleness": mean, "train/staleness_max": float(max(lags))}
 
 
 def recorded_baselines(history: Seq[Mapping[str, Any]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from agl.mdp.sequence import TrainingRow
+from agl.trainer.algorithms.ahead import Ahead
 from agl.trainer.algorithms.settings import TrainingSettings
 from agl.trainer.algorithms.source import Rows, Sample, Source
 from agl.trainer.algorithms.worth import make_rows
@@ -33,6 +34,7 @@ class Training:
 
     Attributes:
         teachers: by the name of the policy that each judges. baselines: those that the last step left, by agent.
+        ahead: the rollouts of steps to come, with `max_staleness` above 1.
     """
 
     run: Run
@@ -42,9 +44,19 @@ class Training:
     workplace: Workplace
     teachers: dict[str, Teacher] = field(default_factory=dict)
     baselines: Mapping[str, float] = field(default_factory=dict)
+    ahead: Ahead | None = None
 
-    async def rollouts(self, indices: Seq[int], step: int, first: int = 0) -> list[RolloutResult]:
-        """Rollouts of the tasks with these indices; `first`: place of the first task, when the step has had others."""
+    async def groups(self, step: int) -> list[RolloutResult]:
+        """The rollouts that a step learns from: of its own tasks, or of tasks near it that have ended first."""
+        if self.ahead is not None:
+            return await self.ahead.take(step)
+        return await self.rollouts(self.source.batches.indices(step), step)
+
+    async def rollouts(
+        self, indices: Seq[int], step: int, first: int = 0, *, announce: bool = True
+    ) -> list[RolloutResult]:
+        """Rollouts of the tasks with these indices; `first`: place of the first task, when the step has had others.
+        `announce`: as for `Workplace.rollouts`."""
         return await self.workplace.rollouts(
             [(i, self.run.train[i]) for i in indices],
             mode="train",
@@ -52,6 +64,7 @@ class Training:
             group_size=self.source.group_size,
             metadata=self.algorithm.metadata(self.run),
             first=first,
+            announce=announce,
         )
 
     async def start(self) -> None:
@@ -85,9 +98,9 @@ class StepFunctions(TrainingSettings):
     async def sample(self, training: Training, step: int) -> Sample:
         """What step `step` (from 0) learns from."""
         source = training.source
-        indices = source.batches.indices(step)
         if source.sampled:
-            return Sample(results=await training.rollouts(indices, step))
+            return Sample(results=await training.groups(step))
+        indices = source.batches.indices(step)
         return Sample(recorded=[trajectory for i in indices for trajectory in source.batches.tasks[i]])
 
     async def worth(self, training: Training, sample: Sample, step: int) -> StepAdvantages:

@@ -82,6 +82,7 @@ class Completion:
         top_logprobs: per token, (token id, log-prob) of the most likely ones; empty unless requested.
         cached_tokens: how many of the prompt's tokens were not computed, because an earlier request had computed them;
             0 where the engine does not report it.
+        versions: (first token, version) of each stretch that one version has sampled; empty for one, or if unknown.
     """
 
     token_ids: IntArray
@@ -90,6 +91,7 @@ class Completion:
     policy_version: int
     top_logprobs: Sequence[Sequence[tuple[int, float]]] = field(default_factory=tuple)
     cached_tokens: int = 0
+    versions: Sequence[tuple[int, int]] = ()
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float]], None]

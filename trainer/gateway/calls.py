@@ -155,6 +155,7 @@ def request_record(
     match: SessionMatch | None = None,
     sampling: Sampling | None = None,
     answer: Mapping[str, Any] | None = None,
+    versions: Sequence[tuple[int, int]] = (),
     *,
     content: bool,
 ) -> dict[str, Any]:
@@ -163,6 +164,7 @@ def request_record(
     Args:
         request: of the agent. match: its place in the attempt's conversations, once known.
         sampling: the parameters that were applied. answer: the assistant message.
+        versions: as in `Completion`.
         content: whether messages and tools are stored.
     """
     record: dict[str, Any] = {"asked": dict(request.options or {}), **(request.replaced or {})}
@@ -172,6 +174,8 @@ def request_record(
         }
         if sampling.grammar:
             record["used"]["grammar"] = sampling.grammar
+        if versions:
+            record["used"]["versions"] = list(map(list, versions))
     if match is not None and match.detail:
         record["fork_detail"] = match.detail
     new = match.new if match else 0

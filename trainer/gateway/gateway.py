@@ -354,7 +354,9 @@ class Gateway:
             parent_id=match.parent.call_id if match.parent else None,
             fork_cause=match.cause.value if match.cause else None,
             tool_call_ids=tool_call_ids,
-            request=request_record(request, match, sampling, message, content=self.capture_content),
+            request=request_record(
+                request, match, sampling, message, completion.versions, content=self.capture_content
+            ),
             response=message if self.capture_content else {},
         )
         call_id = pending.call_id(k)

@@ -220,7 +220,8 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
         body.append(Text(f"trained   {tokens} tokens in step {trained.step}{row}", style="bold"))
         if trained.dropped:
             body.append(Text(f"not trained: {trained.dropped}", style="bold"))
-    policy = f"policy {call.policy} v{call.policy_version}" if call.policy else "not trained"
+    versions = " to ".join(f"v{v}" for v in dict.fromkeys([call.policy_version, call.newest_version]))
+    policy = f"policy {call.policy} {versions}" if call.policy else "not trained"
     return Panel(
         Group(*body),
         title=Text(printable(f"call {call.index}  agent {call.agent}  {policy}")),

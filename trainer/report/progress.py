@@ -85,7 +85,8 @@ class Progress:
             if done == total:
                 self.stop()
         elif self._bar is not None and done % 8 == 0:
-            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {done}/{total}")
+            # Of rollouts that run ahead, some count before those that a step waits for.
+            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {min(done, total)}/{total}")
 
     def _open(self, title: str, total: int, done: int = 0) -> None:
         self.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a run resumes: `step` steps are done."""
+    """Where a run resumes: `step` steps are done. `ahead`: the rollouts that had begun for later ones."""
 
     step: int
     path: Path
+    ahead: Mapping[str, Any] = field(default_factory=dict)
 
 
 def latest_checkpoint(directory: Path) -> Path | None:

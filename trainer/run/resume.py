@@ -20,9 +20,9 @@ class ResumableRollouts:
     """Rollouts of the step that a resumed run begins with, which had ended before the run was stopped.
 
     The resumed weights are those that sampled them, or at most `max_staleness` updates newer (in training; a validation
-    is of the resumed weights), so they need not be run again. Rollouts of later steps are run
-    again: there the weights are equal only up to rounding. Without `versions` no policy answers: agents keep their own
-    models.
+    is of the resumed weights), so they need not be run again. Rollouts of later steps are run again, unless they were
+    to run ahead: there the weights are equal only up to rounding. Without `versions` no policy answers: agents keep
+    their own models.
     """
 
     store: Store
@@ -42,8 +42,9 @@ class ResumableRollouts:
             return RolloutResult(old, old.attempts, None, RolloutError(reason or "the rollout failed"))
         calls = await self.store.query_calls(old.rollout_id, old.attempts)
         allowed = self.max_staleness if new.mode == "train" else 0
-        if any(c.policy and not 0 <= self.versions.get(c.policy, -1) - c.policy_version <= allowed for c in calls):
-            return None
+        for version, call in ((self.versions.get(c.policy, -1), c) for c in calls if c.policy):
+            if call.newest_version > version or version - call.policy_version > allowed:
+                return None
         spans = await self.store.query_spans(old.rollout_id, old.attempts)
         trajectory = build_trajectory(old.rollout_id, old.attempts, old.group, SpanIndex(calls, spans), self.selection)
         if self.versions:
@@ -55,22 +56,30 @@ class ResumableRollouts:
 
 
 async def reconcile(
-    store: Store, run_id: str, step: int, selection: Selection, versions: Mapping[str, int], max_staleness: int = 0
+    store: Store,
+    run_id: str,
+    step: int,
+    selection: Selection,
+    versions: Mapping[str, int],
+    max_staleness: int = 0,
+    first: int | None = None,
 ) -> ResumableRollouts:
     """Bring the store in line with the weights that a run resumes with: unfinished rollouts are cancelled, and calls
     that were trained in later steps are recorded as not trained.
 
     Args:
         step: how many steps are done in those weights. versions: of those weights, by policy.
-        max_staleness: how many updates older the weights of the next step's rollouts may be.
+        max_staleness: how many updates older the weights of the next step's rollouts may be. Above 1, those of other
+            steps may be trained in it.
+        first: the earliest step among them; None = `step`.
     """
     resumable = ResumableRollouts(store, selection, versions, max_staleness)
     await _cancel_unfinished(store, run_id)
     reason = f"the run was stopped, and resumes from step {step}"
-    for later in itertools.count(step):
+    for later in itertools.count(step if first is None else first):
         rollouts = await store.query_rollouts(run_id=run_id, step=later)
         for rollout in rollouts:
-            if later == step and rollout.status == "succeeded":
+            if (later == step or max_staleness > 1) and rollout.status == "succeeded":
                 resumable.rollouts[rollout.mode, rollout.step, rollout.index] = rollout
             undone = [
                 replace(t, tokens=0, sequence=None, dropped=reason)

@@ -212,7 +212,13 @@ class Workplace:
         return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self.fail)
 
     async def resume_from(
-        self, step: int, versions: Mapping[str, int], max_staleness: int = 0, *, sampled: bool = True
+        self,
+        step: int,
+        versions: Mapping[str, int],
+        max_staleness: int = 0,
+        *,
+        sampled: bool = True,
+        first: int | None = None,
     ) -> None:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
@@ -220,7 +226,7 @@ class Workplace:
         older; unfinished ones are cancelled.
 
         Args:
-            sampled: whether each step has rollouts.
+            sampled: whether each step has rollouts. first: as for `reconcile`.
 
         Raises:
             StoreError: the run's own store does not hold the last of these steps.
@@ -238,7 +244,9 @@ class Workplace:
         self._proven |= step > 0
         if (memory := self._remembered()) is not None:
             await memory.revert(step)
-        self._resumable = await reconcile(run.store, run.run_id, step, run.config.selection, versions, max_staleness)
+        self._resumable = await reconcile(
+            run.store, run.run_id, step, run.config.selection, versions, max_staleness, first
+        )
         if n := len(self._resumable.rollouts):
             run.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
 

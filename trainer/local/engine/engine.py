@@ -60,7 +60,7 @@ class _Row:
     stop_ids: frozenset[int]
     stop_texts: StopTexts | None
     owner: str | None = None
-    version: int | None = None
+    versions: list[tuple[int, int]] = field(default_factory=list)
     cache: int = 0
     cached: int = 0
     reused: int | None = None
@@ -474,8 +474,8 @@ class LocalEngine:
                     version=self._version(row),
                 )
                 continue
-            if row.version is None:
-                row.version = self._version(row)
+            if not row.versions or row.versions[-1][1] != self._version(row):
+                row.versions.append((len(row.tokens), self._version(row)))
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if row.sampling.top_logprobs:
@@ -527,10 +527,11 @@ class LocalEngine:
         return self._versions.get(row.policy, 0)
 
     def _completion(self, row: _Row, reason: StopReason) -> Completion:
-        if row.version is None:
+        if not row.versions:
             return empty_completion(self._version(row))
         tokens, logprobs = np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32)
-        return Completion(tokens, logprobs, reason, row.version, row.top, row.reused or 0)
+        versions = row.versions if len(row.versions) > 1 else ()
+        return Completion(tokens, logprobs, reason, row.versions[0][1], row.top, row.reused or 0, versions)
 
 
 def _groups(widths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,115 @@
+"""Rollouts that run while the policies learn, several updates ahead: sampling never waits for an update.
+
+Invariant: a step's rollouts were begun by weights that are at most `max_staleness` updates older than those that learn
+from them; within that, a step takes the groups that have ended, and leaves slow ones to a later step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agl.trainer.runners.protocol import RolloutResult
+
+if TYPE_CHECKING:
+    from agl.trainer.algorithms.training import Training
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """The rollouts of one task, that have to count in step `due` at the latest."""
+
+    due: int
+    rollouts: asyncio.Task[list[RolloutResult]]
+
+
+class Ahead:
+    """The groups of a run, by number: in the order of its batches, from 0.
+
+    Half of `max_staleness` goes into early starts, the rest is how many steps a slow group may be late.
+
+    Args:
+        training: started. state: of the checkpoint that the run resumes from, made by `state`; else empty.
+
+    Attributes:
+        seconds: from when the step before had its rollouts to when the last one had them.
+    """
+
+    def __init__(self, training: Training, state: Mapping[str, Any]) -> None:
+        self._training = training
+        self._groups: dict[int, _Group] = {}
+        self._taken: dict[int, dict[int, int]] = {}
+        self._next: int = state.get("next", 0)
+        self._open: dict[int, int] = dict(state.get("open", ()))
+        self._since, self.seconds = time.monotonic(), 0.0
+
+    @staticmethod
+    def first_step(state: Mapping[str, Any], batch_size: int, step: int) -> int:
+        """The earliest step among the rollouts that a run which resumes at `step` may still need."""
+        return min([step, *(number // batch_size for number, _ in state.get("open", ()))])
+
+    async def take(self, step: int) -> list[RolloutResult]:
+        """The results of the groups that step `step` (from 0) learns from. Starts those that may run meanwhile.
+
+        Raises:
+            AglError: as `Workplace.rollouts`.
+        """
+        source, run = self._training.source, self._training.run
+        size, bound = source.batches.batch_size, source.max_staleness or 0
+        run.progress.began("train", step, size * source.group_size)
+        for number, due in self._open.items():
+            self._start(number, due)
+        self._open = {}
+        end = min(step + 1 + bound // 2, source.steps) * size
+        for number in range(self._next, end):
+            # The weights that sample now may be those of the step before, whose update has not ended.
+            self._start(number, step - 1 + bound)
+            if number == 0:
+                # What is wrong with the agent shows in the first rollout, before others are begun.
+                await asyncio.wait([self._groups[0].rollouts])
+        self._next = max(self._next, end)
+        while (chosen := self._chosen(step, size, bound)) is None:
+            open_ = [group.rollouts for group in self._groups.values() if not group.rollouts.done()]
+            await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
+        self._since, self.seconds = time.monotonic(), time.monotonic() - self._since
+        self._taken[step] = {number: self._groups[number].due for number in chosen}
+        return [result for number in chosen for result in self._groups.pop(number).rollouts.result()]
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What a run that resumes after `step` steps has to know: the groups that none of them has taken."""
+        for taken in [taken for taken in self._taken if taken < step]:
+            del self._taken[taken]
+        untaken = {number: group.due for number, group in self._groups.items()} | self._open
+        for taken in self._taken.values():
+            untaken |= taken
+        return {"open": sorted(untaken.items()), "next": self._next}
+
+    async def stop(self) -> None:
+        """Give up the groups that no step has taken."""
+        tasks = [group.rollouts for group in self._groups.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, number: int, due: int) -> None:
+        training = self._training
+        step, place = divmod(number, training.source.batches.batch_size)
+        index = training.source.batches.indices(step)[place]
+        rollouts = training.rollouts([index], step, first=place, announce=False)
+        self._groups[number] = _Group(due, asyncio.create_task(rollouts))
+
+    def _chosen(self, step: int, size: int, bound: int) -> list[int] | None:
+        """The groups to take in a step, those due first; None while too few have ended."""
+        in_order = sorted(self._groups, key=lambda number: (self._groups[number].due, number))
+        ended = [number for number in in_order if self._groups[number].rollouts.done()]
+        for number in ended:
+            self._groups[number].rollouts.result()  # raises what has ended it
+        for last in range(step, step + bound):
+            due = {number for number in in_order if self._groups[number].due <= last}
+            # The steps up to `last` take `size` groups each; what they cannot take has to be taken now.
+            if len(due.intersection(ended)) < len(due) - (last - step) * size:
+                return None
+        return ended[:size] if len(ended) >= size else None
