@@ -265,7 +265,16 @@ def test_with_staleness_the_old_weights_are_served_until_the_new_ones_are_publis
             after = await policy.engine_logprobs(PROMPT)
             np.testing.assert_allclose(after, await policy.logprobs(PROMPT), atol=1e-4)
             assert (await policy.generate(Request(PROMPT, Sampling(max_tokens=2)))).policy_version == 2
+            begun.clear()
+            sampling = asyncio.ensure_future(
+                policy.generate(Request(PROMPT, Sampling(max_tokens=300)), on_tokens=lambda *_: begun.set())
+            )
+            await begun.wait()
             await policy.train(data)
+            await policy.publish()
+            (_, older), (first, newer) = (await sampling).versions
+            assert (older, newer) == (2, 3), "the answer went on under the new weights"
+            assert first > 0
             await policy.load_state(tmp_path / "state.pt")
             assert (await policy.engine_logprobs(PROMPT)).tobytes() == after.tobytes()
         finally:

@@ -45,9 +45,11 @@ class Process:
     def register(self, gateway: Gateway) -> None:
         gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
 
-    async def rollouts(self, tasks: list[Any], step: int, taken_up: int | None = None) -> list[RolloutResult]:
+    async def rollouts(
+        self, tasks: list[Any], step: int, taken_up: int | None = None, **resumed: Any
+    ) -> list[RolloutResult]:
         if taken_up is not None:
-            await self.workplace.resume_from(taken_up, {"policy": self.engine.version})
+            await self.workplace.resume_from(taken_up, {"policy": self.engine.version}, **resumed)
         await self.workplace.start(lambda mode: SamplingRules(max_tokens=8), "policy", register=self.register)
         try:
             return await self.workplace.rollouts([*enumerate(tasks)], mode="train", step=step, group_size=2)
@@ -88,6 +90,30 @@ async def test_what_other_weights_sampled_is_run_again(tmp_path: Path) -> None:
     later = Process(store, tmp_path, resume=True)
     await later.rollouts(TASKS, step=4, taken_up=2)
     assert len(later.engine.asked) == 6, "of a later step, the weights may differ"
+    await store.close()
+
+
+@in_loop
+async def test_what_ran_ahead_counts_once(tmp_path: Path) -> None:
+    """Two tasks of step 4: one was trained in it, one in step 6, which is lost; and one of step 7 had ended."""
+    store = await open_store(str(tmp_path / "s.db"))
+    ended = await Process(store, tmp_path).rollouts(TASKS[:2], step=4)
+    early = await Process(store, tmp_path).rollouts(TASKS[:1], step=7)
+    for i, result in enumerate(ended):
+        [call] = await store.query_calls(result.rollout.rollout_id)
+        step = 5 if i < 2 else 7
+        await store.add_trained_calls("run-1", [TrainedCall(call.id, call.rollout_id, step, step, 0, 1.0, 1.0, 0.5, 4)])
+    again = Process(store, tmp_path, resume=True)
+    after = await again.rollouts(TASKS[:2], step=4, taken_up=6, max_staleness=4, first=4)
+    assert [r.rollout.rollout_id for r in after[2:]] == [r.rollout.rollout_id for r in ended[2:]]
+    assert len(again.engine.asked) == 2, "those of the task that was trained; a run would not have them again"
+    for result in ended[2:]:
+        [row] = await store.query_trained_calls(result.rollout.rollout_id)
+        assert "resumes from step 6" in str(row.dropped)
+    later = Process(store, tmp_path, resume=True)
+    after = await later.rollouts(TASKS[:1], step=7, taken_up=6, max_staleness=4, first=4)
+    assert [r.rollout.rollout_id for r in after] == [r.rollout.rollout_id for r in early]
+    assert not later.engine.asked
     await store.close()
 
 

@@ -79,11 +79,13 @@ async def reconcile(
     for later in itertools.count(step if first is None else first):
         rollouts = await store.query_rollouts(run_id=run_id, step=later)
         for rollout in rollouts:
-            if (later == step or max_staleness > 1) and rollout.status == "succeeded":
+            trained = await store.query_trained_calls(rollout.rollout_id)
+            counted = any(t.step <= step for t in trained)
+            if (later == step or max_staleness > 1) and not counted and rollout.status == "succeeded":
                 resumable.rollouts[rollout.mode, rollout.step, rollout.index] = rollout
             undone = [
                 replace(t, tokens=0, sequence=None, dropped=reason)
-                for t in await store.query_trained_calls(rollout.rollout_id)
+                for t in trained
                 if t.step > step and t.dropped is None
             ]
             await store.add_trained_calls(run_id, undone)

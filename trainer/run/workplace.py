@@ -248,7 +248,7 @@ class Workplace:
             run.store, run.run_id, step, run.config.selection, versions, max_staleness, first
         )
         if n := len(self._resumable.rollouts):
-            run.progress.note(f"{n} rollouts of step {step + 1} had ended before the run was stopped; they count")
+            run.progress.note(f"{n} rollouts of steps to come had ended before the run was stopped; they count")
 
     async def replay(self, recorded: int) -> None:
         """Continue a stopped run that trains nothing by doing everything again: a rollout that had ended is not run
