@@ -207,7 +207,7 @@ MUTATIONS = (
         "trainer/objectives/importance.py",
         "np.minimum(weights_N, threshold)",
         "weights_N",
-        ("tests/integration/test_objectives_verl.py::test_truncated_importance",),
+        ("tests/integration/test_objectives_verl.py::test_importance_weights",),
     ),
     Mutation(
         "the rejected side preferred",

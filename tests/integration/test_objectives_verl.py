@@ -17,7 +17,7 @@ from agl.trainer.local.learner.prefix_trees import chain
 from agl.trainer.objectives import Estimator
 from agl.trainer.objectives.advantages import compute_advantages, whiten
 from agl.trainer.objectives.gae import gae, value_loss
-from agl.trainer.objectives.importance import truncated_importance
+from agl.trainer.objectives.importance import importance_weights
 from agl.trainer.objectives.kl import kl_penalty
 from agl.trainer.objectives.losses import entropy, loss_of, policy_loss
 from agl.trainer.objectives.reduction import token_weights
@@ -240,15 +240,30 @@ def compare_policy_losses(batch: dict[str, torch.Tensor], kind, mode) -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("threshold", [1.0, 2.0, 100.0])
-def test_truncated_importance(batch: dict[str, torch.Tensor], level, threshold: float):
+@pytest.mark.parametrize("threshold", [1.0, 2.0, 100.0, (0.05, 20.0)])
+def test_importance_weights(batch: dict[str, torch.Tensor], level, threshold):
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
     ratio, trained = batch["new"] - batch["old"], batch["mask"].bool()
-    theirs, _ = compute_rollout_correction_weights(ratio, batch["mask"], level, threshold)
+    spec = "_".join(map(str, threshold)) if isinstance(threshold, tuple) else threshold
+    theirs, _ = compute_rollout_correction_weights(ratio, batch["mask"], level, spec)
     calls = np.repeat(np.arange(ROWS), WIDTH)[trained.flatten().numpy()]
-    ours = truncated_importance(ratio[trained].numpy(), calls, level, threshold)
+    ours = importance_weights(ratio[trained].numpy(), calls, level, threshold)
     np.testing.assert_allclose(ours, theirs[trained].numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("threshold", [(0.5, 2.0), (0.625, 1.6)])
+def test_answers_whose_mean_ratio_is_out_of_bounds_are_not_trained(batch: dict[str, torch.Tensor], threshold):
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    ratio, trained = batch["new"] - batch["old"], batch["mask"].bool()
+    kept, _ = compute_rollout_rejection_mask(ratio, batch["mask"], "seq_mean_k1", "_".join(map(str, threshold)))
+    calls = np.repeat(np.arange(ROWS), WIDTH)[trained.flatten().numpy()]
+    ours = importance_weights(ratio[trained].numpy(), calls, "geometric", threshold)
+    assert (ours > 0).tolist() == kept[trained].bool().tolist()
+    assert 0 < (ours > 0).sum() < ours.size, "some are kept, and some are not"
+    means = {c: np.exp(ratio[trained].numpy()[calls == c].mean()) for c in set(calls)}
+    np.testing.assert_allclose(ours[ours > 0], [means[c] for c in calls[ours > 0]], rtol=1e-5)
 
 
 def test_value_loss(batch: dict[str, torch.Tensor]):

@@ -178,9 +178,10 @@ class Loss:
         entropy_coef: weight of the entropy bonus.
         update_epochs: passes over a step's rows.
         minibatches: optimiser steps per pass.
-        rollout_is: truncated importance sampling by "token" or "sequence", for behaviour log-probs that are not quite
-            the learner's; None = as they are.
-        rollout_is_threshold: largest weight of `rollout_is`.
+        rollout_is: importance sampling by "token", "sequence" or "geometric" (mean of an answer), for behaviour
+            log-probs that are not quite the learner's, or of older weights; None = as they are.
+        rollout_is_threshold: largest weight of `rollout_is`; or (lowest, largest), outside of which tokens are not
+            trained.
         overlong: penalty for answers near their limit.
         gamma: discount per token of "gae".
         lam: lambda of "gae".
@@ -202,7 +203,7 @@ class Loss:
     update_epochs: int = 1
     minibatches: int = 1
     rollout_is: RolloutIS | None = None
-    rollout_is_threshold: float = 2.0
+    rollout_is_threshold: float | tuple[float, float] = 2.0
     overlong: Overlong | None = None
     gamma: float = 1.0
     lam: float = 1.0

@@ -48,7 +48,7 @@ class LearnerConfig:
             with the weights that training began with as reference; its loss is the mean over pairs.
         beta: of "dpo".
         rollout_is, rollout_is_threshold: take the ratio against the learner's own log-probs before the update, and
-            weigh each token by how these differ from the sampler's, truncated at the threshold; see
+            weigh each token by how these differ from the sampler's, within the threshold; see
             `agl.trainer.objectives.importance`. None takes the ratio against the sampler's log-probs.
         critic: train a value head on the policy's last hidden states, and turn each call's return, passed as its
             advantage, into advantages token by token with `gamma` and `lam`; see `agl.trainer.objectives.gae`.
@@ -86,7 +86,7 @@ class LearnerConfig:
     policy_loss: LossKind | PolicyLossFunction = "vanilla"
     beta: float = 0.1
     rollout_is: RolloutIS | None = None
-    rollout_is_threshold: float = 2.0
+    rollout_is_threshold: float | tuple[float, float] = 2.0
     critic: bool = False
     gamma: float = 1.0
     lam: float = 1.0
@@ -118,9 +118,9 @@ class LearnerConfig:
             _require(value is None or value >= 1, name, value, "at least 1")
         for name in ("learning_rate", "weight_decay", "warmup_steps", "clip_low", "clip_high", "kl_coef", "seed"):
             _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(
-            self.rollout_is_threshold > 0, "rollout_is_threshold", self.rollout_is_threshold, "above 0; 2 is usual"
-        )
+        bounds = self.rollout_is_threshold
+        low, high = (bounds, bounds) if isinstance(bounds, (int, float)) else bounds
+        _require(0 < low <= high, "rollout_is_threshold", bounds, "above 0, or (lowest, largest); 2 is usual")
         for name in ("gamma", "lam"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "in [0, 1]")
         _require(self.value_coef > 0, "value_coef", self.value_coef, "above 0")

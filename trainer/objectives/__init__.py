@@ -32,5 +32,5 @@ when they were sampled, float32 advantages, int64 number of each token's answer)
 LossKind = Literal["vanilla", "gspo", "cispo", "sapo", "vespo", "geo_mean", "nll", "dpo"]
 """Those, and those that need no sampling of the policy in training."""
 
-RolloutIS = Literal["token", "sequence"]
-"""See `agl.trainer.objectives.importance.truncated_importance`."""
+RolloutIS = Literal["token", "sequence", "geometric"]
+"""See `agl.trainer.objectives.importance.importance_weights`."""

@@ -18,7 +18,7 @@ from agl.mdp.types import FloatArray
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.objectives.advantages import whiten
 from agl.trainer.objectives.gae import gae
-from agl.trainer.objectives.importance import truncated_importance
+from agl.trainer.objectives.importance import importance_weights
 from agl.trainer.objectives.losses import dpo_loss
 
 Pairs = Seq[tuple[str, str]]
@@ -100,7 +100,7 @@ def correct(row: LossRow, proximal_T: FloatArray, config: LearnerConfig) -> Loss
     assert config.rollout_is is not None
     mask_T = row.sequence.action_mask
     importance_T = np.zeros_like(proximal_T)
-    importance_T[mask_T] = truncated_importance(
+    importance_T[mask_T] = importance_weights(
         proximal_T[mask_T] - row.sequence.logprobs[mask_T],
         row.sequence.calls[mask_T],
         config.rollout_is,
