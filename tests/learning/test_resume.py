@@ -31,12 +31,14 @@ def _fit(
     resume: bool = False,
     learning_rate: float = 5e-4,
     max_staleness: int = 0,
+    task_sampling: Any = "uniform",
     memory: agl.Memory | None = None,
 ) -> agl.Result:
     trainer = agl.Trainer(
         algorithm(
             model=str(policy), group_size=4, batch_size=2, steps=3, learning_rate=learning_rate, schedule="linear",
             max_response_tokens=48, max_context=256, val_every=3, max_staleness=max_staleness,
+            task_sampling=task_sampling,
         ),
         n_workers=1,
         directory=directory,
@@ -65,20 +67,21 @@ def _facts(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: h[k] for k in _SAME_EVERY_TIME if k in h} for h in history]
 
 
-@pytest.mark.parametrize(("algorithm", "max_staleness"), [(agl.GRPO, 0), (agl.REINFORCE, 1)])
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [(agl.GRPO, {"task_sampling": "learnability"}), (agl.REINFORCE, {"max_staleness": 1})],
+)
 def test_a_resumed_run_equals_one_never_stopped(
-    algorithm: Any, max_staleness: int, tiny_policy: Path, tmp_path: Path, no_process_left: None
+    algorithm: Any, options: dict[str, Any], tiny_policy: Path, tmp_path: Path, no_process_left: None
 ) -> None:
     remembered, memory = agl.Memory(keep=6), agl.Memory(keep=6)
-    whole = _fit(tiny_policy, tmp_path / "whole", algorithm=algorithm, max_staleness=max_staleness, memory=remembered)
+    whole = _fit(tiny_policy, tmp_path / "whole", algorithm=algorithm, memory=remembered, **options)
     _interrupt_when(tmp_path / "stopped" / "checkpoints" / "step-000001")
     with pytest.raises(KeyboardInterrupt):
-        _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, max_staleness=max_staleness, memory=memory)
+        _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, memory=memory, **options)
     stopped = json.loads((tmp_path / "stopped" / "checkpoints" / "step-000001" / "run.json").read_text())
     assert stopped["step"] == 1
-    resumed = _fit(
-        tiny_policy, tmp_path / "stopped", algorithm=algorithm, resume=True, max_staleness=max_staleness, memory=memory
-    )
+    resumed = _fit(tiny_policy, tmp_path / "stopped", algorithm=algorithm, resume=True, memory=memory, **options)
     episodes = [[(e.key, e.text, e.reward) for e in each.entries()] for each in (remembered, memory)]
     assert len(episodes[0]) == 6
     assert episodes[0] == episodes[1], "what was learned in text is the same, too"
@@ -105,7 +108,7 @@ def test_a_resumed_run_equals_one_never_stopped(
             algorithm=algorithm,
             resume=True,
             learning_rate=1e-3,
-            max_staleness=max_staleness,
+            **options,
         )
 
 

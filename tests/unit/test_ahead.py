@@ -108,16 +108,16 @@ def test_a_group_that_fails_ends_the_run_at_once() -> None:
     rollouts = Rollouts(0, steps=8, bound=2)
 
     async def failing(indices: list[int], step: int, first: int, *, announce: bool) -> list[Any]:
-        if (step, first) == (0, 2):
+        if (step, first) == (1, 2):
             raise RuntimeError("the agent's module is gone")
         await asyncio.sleep(3600)
         return []
 
     async def first_step() -> None:
-        ahead = Ahead(rollouts, {"next": 1})  # pyright: ignore[reportArgumentType]
+        ahead = Ahead(rollouts, {"next": SIZE})  # pyright: ignore[reportArgumentType]
         rollouts.rollouts = failing  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            await ahead.take(0)
+            await ahead.take(1)
         finally:
             await ahead.stop()
 

@@ -63,6 +63,13 @@ def test_an_agent_with_a_memory_cannot_run_far_ahead(tmp_path):
         trainer.fit(agent, [{"x": 1}])
 
 
+def test_one_rollout_of_a_task_has_no_spread():
+    with pytest.raises(ConfigError, match="task_sampling='learnability' with group_size=1"):
+        agl.REINFORCE(model="m", steps=1, task_sampling="learnability")
+    with pytest.raises(ConfigError, match="task_sampling='hard' is not known"):
+        agl.GRPO(model="m", steps=1, task_sampling="hard")
+
+
 def test_a_call_knows_the_versions_of_its_tokens():
     call = called(3, used={"versions": [[0, 3], [1, 5]]})
     assert (call.versions, call.newest_version) == (((0, 3), (1, 5)), 5)

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from agl.trainer.runners.protocol import RolloutResult
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The rollouts of one task, that have to count in step `due` at the latest."""
+    """The rollouts of the task with an index, that have to count in step `due` at the latest."""
 
     due: int
+    index: int
     rollouts: asyncio.Task[list[RolloutResult]]
 
 
@@ -41,15 +43,15 @@ class Ahead:
     def __init__(self, training: Training, state: Mapping[str, Any]) -> None:
         self._training = training
         self._groups: dict[int, _Group] = {}
-        self._taken: dict[int, dict[int, int]] = {}
+        self._taken: dict[int, list[tuple[int, int, int]]] = {}
         self._next: int = state.get("next", 0)
-        self._open: dict[int, int] = dict(state.get("open", ()))
+        self._open: list[tuple[int, int, int]] = [(n, due, index) for n, due, index in state.get("open", ())]
         self._since, self.seconds = time.monotonic(), 0.0
 
     @staticmethod
     def first_step(state: Mapping[str, Any], batch_size: int, step: int) -> int:
         """The earliest step among the rollouts that a run which resumes at `step` may still need."""
-        return min([step, *(number // batch_size for number, _ in state.get("open", ()))])
+        return min([step, *(number // batch_size for number, *_ in state.get("open", ()))])
 
     async def take(self, step: int) -> list[RolloutResult]:
         """The results of the groups that step `step` (from 0) learns from. Starts those that may run meanwhile.
@@ -60,13 +62,14 @@ class Ahead:
         source, run = self._training.source, self._training.run
         size, bound = source.batches.batch_size, source.max_staleness or 0
         run.progress.began("train", step, size * source.group_size)
-        for number, due in self._open.items():
-            self._start(number, due)
-        self._open = {}
+        for number, due, index in self._open:
+            self._start(number, due, index)
+        self._open = []
         end = min(step + 1 + bound // 2, source.steps) * size
-        for number in range(self._next, end):
+        indices = [i for at in range(self._next // size, end // size) for i in source.batches.indices(at)]
+        for number, index in zip(range(self._next, end), indices, strict=True):
             # The weights that sample now may be those of the step before, whose update has not ended.
-            self._start(number, step - 1 + bound)
+            self._start(number, step - 1 + bound, index)
             if number == 0:
                 # What is wrong with the agent shows in the first rollout, before others are begun.
                 await asyncio.wait([self._groups[0].rollouts])
@@ -75,17 +78,15 @@ class Ahead:
             open_ = [group.rollouts for group in self._groups.values() if not group.rollouts.done()]
             await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
         self._since, self.seconds = time.monotonic(), time.monotonic() - self._since
-        self._taken[step] = {number: self._groups[number].due for number in chosen}
+        self._taken[step] = [(n, self._groups[n].due, self._groups[n].index) for n in chosen]
         return [result for number in chosen for result in self._groups.pop(number).rollouts.result()]
 
     def state(self, step: int) -> dict[str, Any]:
         """What a run that resumes after `step` steps has to know: the groups that none of them has taken."""
         for taken in [taken for taken in self._taken if taken < step]:
             del self._taken[taken]
-        untaken = {number: group.due for number, group in self._groups.items()} | self._open
-        for taken in self._taken.values():
-            untaken |= taken
-        return {"open": sorted(untaken.items()), "next": self._next}
+        untaken = [*self._open, *((n, group.due, group.index) for n, group in self._groups.items())]
+        return {"open": sorted(chain(untaken, *self._taken.values())), "next": self._next}
 
     async def stop(self) -> None:
         """Give up the groups that no step has taken."""
@@ -94,12 +95,10 @@ class Ahead:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, number: int, due: int) -> None:
-        training = self._training
-        step, place = divmod(number, training.source.batches.batch_size)
-        index = training.source.batches.indices(step)[place]
-        rollouts = training.rollouts([index], step, first=place, announce=False)
-        self._groups[number] = _Group(due, asyncio.create_task(rollouts))
+    def _start(self, number: int, due: int, index: int) -> None:
+        step, place = divmod(number, self._training.source.batches.batch_size)
+        rollouts = self._training.rollouts([index], step, first=place, announce=False)
+        self._groups[number] = _Group(due, index, asyncio.create_task(rollouts))
 
     def _chosen(self, step: int, size: int, bound: int) -> list[int] | None:
         """The groups to take in a step, those due first; None while too few have ended."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError, EngineError
-from agl.trainer.algorithms.ahead import Ahead
 from agl.trainer.algorithms.settings import RENAMED, TrainingSettings
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.checkpoints import CHECKPOINTS, Resumed, latest_local, read_facts, require_same
@@ -21,11 +21,11 @@ KEEP = 2
 _FACTS = {"run_id": str, "step": int, "seed": int, "tasks": int, "algorithm": dict, "history": list}
 
 
-async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any], ahead: Ahead | None = None) -> Path:
+async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any], beyond: Mapping[str, Any]) -> Path:
     """Write the state after `step` completed steps, and drop all but the last few checkpoints.
 
     The dataset's order and each request's seed are functions of the run's seed and the step, so the step is all, but
-    for what rollouts that run ahead need.
+    for what is in `beyond`.
     """
     root = run.directory / CHECKPOINTS
     final = root / f"step-{step:06d}"
@@ -38,7 +38,7 @@ async def save(run: Run, policies: Policies, step: int, identity: dict[str, Any]
         "algorithm": identity,
         "tasks": len(run.train),
         "history": run.history,
-        **({} if ahead is None else {"ahead": ahead.state(step)}),
+        "beyond": dict(beyond),
     }
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -87,4 +87,4 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any], settin
     run.history[:] = facts["history"]
     run.run_id = facts["run_id"]
     run.checkpoint = path
-    return Resumed(facts["step"], path, facts.get("ahead", {}))
+    return Resumed(facts["step"], path, facts.get("beyond", {}))

@@ -53,7 +53,9 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
         await algorithm.begin(training)
         checkpoint = await checkpoints.restore(run, policies, identity, algorithm) if run.resume else None
         done = checkpoint.step if checkpoint else 0
-        begun = checkpoint.ahead if checkpoint else {}
+        begun = checkpoint.beyond.get("ahead", {}) if checkpoint else {}
+        if checkpoint and source.batches.spreads is not None:
+            source.batches.spreads.update(checkpoint.beyond.get("spreads", ()))
         if run.resume:
             await workplace.resume_from(
                 done,
@@ -86,6 +88,8 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 began, last = time.monotonic(), step + 1 == source.steps
                 validated = bool(run.val) and (last or (step + 1) % algorithm.val_every == 0)
                 sample, worth = await (ahead or sampled(training, step))
+                ended = ((r.rollout, r.attempt_trajectory) for r in sample.results)
+                source.batches.learn((r.metadata["task_index"], t.reward or 0.0) for r, t in ended if t is not None)
                 overlaps = bool(source.max_staleness) and not last
                 ahead = asyncio.create_task(sampled(training, step + 1)) if overlaps else None
                 # Each policy learns from its own calls alone, and every sampled token is in one row.
@@ -123,11 +127,11 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 unsaved = step + 1
                 await run.record(entry)
                 if last or unsaved % save_every == 0 or run.stop_reason is not None:
-                    await checkpoints.save(run, policies, unsaved, identity, training.ahead)
+                    await checkpoints.save(run, policies, unsaved, identity, training.beyond(unsaved))
                     unsaved = None
         except asyncio.CancelledError:
             if unsaved is not None:
-                await checkpoints.save(run, policies, unsaved, identity, training.ahead)
+                await checkpoints.save(run, policies, unsaved, identity, training.beyond(unsaved))
             raise
         finally:
             if ahead is not None:

@@ -32,7 +32,14 @@ class PolicyGradient(PolicyGradientSettings, LocalTraining):
                 f"max_staleness={self.max_staleness} with an agent that has a memory, which grows step by step",
                 hint="use max_staleness=1, with which a step's rollouts all read what the step before has left",
             )
-        return Source.of_tasks(run, self, self.batch_size, self.group_size, max_staleness=self.max_staleness)
+        return Source.of_tasks(
+            run,
+            self,
+            self.batch_size,
+            self.group_size,
+            max_staleness=self.max_staleness,
+            by_spread=self.task_sampling == "learnability",
+        )
 
     async def sample(self, training: Training, step: int) -> Sample:
         """With dynamic sampling, further tasks take the place of groups that are all alike."""

@@ -18,6 +18,7 @@ from agl.trainer.local.prepared import template_text
 from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
 from agl.trainer.objectives.advantages import GROUPED, try_estimator
 from agl.trainer.processes.functions import Portable, function_name
+from agl.trainer.run.batches import TaskSampling
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 
@@ -163,6 +164,9 @@ class PolicyGradientSettings(Loss, TrainingSettings):
         dynamic_sampling: sample further tasks in place of those whose rollouts all had the same return, so that
             `batch_size` tasks have something to learn from.
         max_gen_batches: rounds of sampling in a step, with `dynamic_sampling`.
+        task_sampling: "uniform" goes through the tasks in a random order; "learnability" draws those more often whose
+            rollouts differed most in reward when they were last sampled, so that tasks which are always or never
+            solved cost little.
         max_staleness: updates by which the weights that sample may be older than those that learn. With 1, the next
             step's rollouts are sampled while a step is learned, whole, by one version. Above 1, sampling never waits:
             new weights are served in the middle of a rollout or an answer, which goes on under them, and a step learns
@@ -176,6 +180,7 @@ class PolicyGradientSettings(Loss, TrainingSettings):
     batch_size: int = 16
     dynamic_sampling: bool = False
     max_gen_batches: int = 4
+    task_sampling: TaskSampling = "uniform"
     max_staleness: int = 0
     if TYPE_CHECKING:
         loss: Loss | None = None
@@ -207,6 +212,11 @@ class PolicyGradientSettings(Loss, TrainingSettings):
             raise ConfigError(
                 f"baseline_decay={self.baseline_decay} is not in [0, 1)",
                 hint="0 uses only the previous step's mean; 0.9 that of about the last ten",
+            )
+        _require_known("task_sampling", self.task_sampling, TaskSampling)
+        if self.task_sampling == "learnability" and self.group_size < 2:
+            raise ConfigError(
+                "task_sampling='learnability' with group_size=1: one rollout has no spread", hint="use at least 4"
             )
         if self.max_staleness < 0:
             raise ConfigError(

@@ -50,11 +50,13 @@ class Source:
         *,
         steps: int | None = None,
         max_staleness: int = 0,
+        by_spread: bool = False,
     ) -> Source:
         """The run's training tasks.
 
         Args:
             batch_size: tasks per step; None = all of them. steps: of the run; None = what the settings say.
+            by_spread: draw tasks by `Batches.spreads`.
 
         Raises:
             DatasetError: there is none.
@@ -62,7 +64,7 @@ class Source:
         require_tasks(run.train, "the training dataset")
         if (batch_size or 0) > len(run.train):
             run.progress.note(f"batch_size={batch_size} is more than the {len(run.train)} tasks: a step has some twice")
-        batches = Batches(run.train, batch_size or len(run.train), run.seed)
+        batches = Batches(run.train, batch_size or len(run.train), run.seed, {} if by_spread else None)
         steps = steps or settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
         return cls(batches, steps, group_size, max_staleness)
 

@@ -17,11 +17,11 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """Where a run resumes: `step` steps are done. `ahead`: the rollouts that had begun for later ones."""
+    """Where a run resumes: `step` steps are done. `beyond`: what they left for later ones, besides weights."""
 
     step: int
     path: Path
-    ahead: Mapping[str, Any] = field(default_factory=dict)
+    beyond: Mapping[str, Any] = field(default_factory=dict)
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
