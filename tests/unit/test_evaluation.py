@@ -87,7 +87,7 @@ def test_what_a_success_is(tmp_path: Path) -> None:
     assert brief.policies["now"].success.value == pytest.approx(4 / 6)
 
 
-def both(tmp_path: Path) -> agl.Evaluation:
+def both(tmp_path: Path, levels: tuple[int, int] = (2, 5)) -> agl.Evaluation:
     """Two policies of one store, as two runs of it."""
 
     async def main() -> agl.Evaluation:
@@ -95,7 +95,7 @@ def both(tmp_path: Path) -> agl.Evaluation:
         from agl.trainer.store import open_store
 
         parts = {}
-        for name, level in (("start", 2), ("now", 5)):
+        for name, level in zip(("start", "now"), levels, strict=True):
             report = await agl.evaluate_async(
                 Skill(level).agent, TASKS, {name: None}, store=str(tmp_path / "s.db"), directory=tmp_path / name,
                 progress=False,
@@ -127,6 +127,12 @@ def test_two_policies_are_compared_task_by_task(tmp_path: Path, capsys: pytest.C
     assert "solved in most samples: 3 tasks by now only" in shown
     with pytest.raises(ConfigError, match="did you mean 'start'"):
         report.compare("strat", "now")
+
+
+def test_rates_differ_by_100_points_at_most(tmp_path: Path) -> None:
+    comparison = both(tmp_path, (0, 6)).compare("start", "now")
+    assert (comparison.success.value, comparison.success.high) == (1.0, 1.0)
+    assert comparison.success.low < 1
 
 
 class Page(HTMLParser):

@@ -160,6 +160,9 @@ class Evaluation:
         success = np.array([b - a for a, b in rates.values()])
         reward = np.array([_reward(rows_2[t]) - _reward(rows_1[t]) for t in rates])
         unit = 1 / min(first.samples, second.samples)
+        low, high = statistics.mean_interval(success, unit)
+        if len(rates) > 1:  # of one task it is infinite
+            low, high = max(low, -1.0), min(high, 1.0)
 
         def flips(gained: bool) -> list[Flip]:
             return [
@@ -172,7 +175,7 @@ class Evaluation:
             before,
             after,
             len(rates),
-            estimate(success, statistics.mean_interval(success, unit)),
+            estimate(success, (low, high)),
             statistics.sign_flip_test(success),
             estimate(reward, statistics.mean_interval(reward)),
             statistics.sign_flip_test(reward),
