@@ -191,3 +191,49 @@ def test_a_schema_that_cannot_be_held_is_refused_when_it_is_submitted(schema):
         engine.submit(0, prompts(1)[0], Sampling(4, grammar=json_grammar([("", json.loads(schema), "")], [STOP])))
     assert not engine.has_work
     assert engine.vocabulary == VOCABULARY
+
+
+CALL = '<call>{"name": "add", "arguments": {"a": 1}}</call>'
+ADD = ('<call>{"name": "add", "arguments": ', {"type": "object", "properties": {"a": {"type": "integer"}}}, "}</call>")
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(
+    ("text", "as_text", "as_json"),
+    [
+        ("Three apples.", True, False),
+        ('{"n": 3}', True, True),
+        ('{"n": "3"}', True, False),
+        ("a < b, <cal", True, False),
+        (CALL, True, True),
+        (f"{CALL}\n{CALL}", True, True),
+        (f"I add.\n{CALL}", True, False),
+        (f"{CALL} That was it.", False, False),
+        (CALL.replace("1", '"1"'), False, False),
+        (CALL.replace('"a"', '"b"'), False, False),
+        (CALL.replace("add", "mul"), False, False),
+        ("<call>", False, False),
+        ("a <call> b", False, False),
+        (CALL.removesuffix("</call>"), False, False),
+    ],
+)
+def test_an_answer_is_a_call_that_fits_or_something_else(text, as_text, as_json, added):
+    tokenizer = tiny_tokenizer()
+    vocabulary = VOCABULARY + tokenizer.add_tokens(["<call>", "</call>"]) if added else VOCABULARY
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    ids = [*tokenizer.encode(text), STOP]
+    for fits, otherwise in ((as_text, None), (as_json, schema)):
+        grammar = json_grammar([ADD], [STOP], trigger="<call>", otherwise=otherwise)
+        matcher = Grammars(tokenizer, vocabulary).matcher(grammar)
+        assert (matcher.validate_tokens(ids) == len(ids)) == fits, otherwise
+
+
+def test_one_call_or_several():
+    tokenizer = tiny_tokenizer()
+    ids = [*tokenizer.encode(CALL + CALL), STOP]
+    for several in (True, False):
+        matcher = Grammars(tokenizer, VOCABULARY).matcher(
+            json_grammar([ADD], [STOP], trigger="<call>", several=several)
+        )
+        assert (matcher.validate_tokens(ids) == len(ids)) == several
+        assert matcher.validate_tokens([*tokenizer.encode(CALL), STOP]) == len(tokenizer.encode(CALL)) + 1

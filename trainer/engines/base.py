@@ -44,10 +44,24 @@ class Sampling:
     grammar: str = ""
 
 
-def json_grammar(forms: Iterable[tuple[str, Any, str]], stop_token_ids: Sequence[int]) -> str:
+def json_grammar(
+    forms: Iterable[tuple[str, Any, str]],
+    stop_token_ids: Sequence[int],
+    *,
+    trigger: str = "",
+    otherwise: Any = None,
+    several: bool = True,
+) -> str:
     """The grammar of an answer in one of several forms: a text, JSON that fits a schema, its properties in the schema's
-    order, and another text; then a stop token."""
-    return json.dumps({"forms": [*forms], "stop": [*stop_token_ids]})
+    order, and another text; then a stop token.
+
+    Args:
+        trigger: the text, not empty, that begins each form where the answer may be another: any text, which may also
+            come before the first form, or JSON that fits the schema `otherwise`.
+        several: whether forms with a trigger may follow each other.
+    """
+    others = {"trigger": trigger, "otherwise": otherwise, "several": several}
+    return json.dumps({"forms": [*forms], "stop": [*stop_token_ids], **others})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

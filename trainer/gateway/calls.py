@@ -42,6 +42,7 @@ class ChatRequest:
         n: number of answers.
         options: the sampling fields of the client's body, for the record.
         replaced: facts of the request's replaced system prompts, for the record; None if none were to be replaced.
+        one_call: whether an answer that is held to a grammar may call one tool only.
         failed_tools: ids of the tool calls with results marked as errors, in dialects that mark them.
     """
 
@@ -52,6 +53,7 @@ class ChatRequest:
     n: int = 1
     options: Mapping[str, Any] | None = None
     failed_tools: frozenset[str] = frozenset()
+    one_call: bool = False
     replaced: Mapping[str, Any] | None = None
 
 

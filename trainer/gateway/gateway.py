@@ -39,6 +39,7 @@ from agl.trainer.gateway.sessions import SessionMatch
 from agl.trainer.http.auth import key_of, matches
 from agl.trainer.http.turns import LARGE_BYTES, LARGE_MESSAGES
 from agl.trainer.rendering.digests import text_of
+from agl.trainer.rendering.normalise import Tools
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.store.base import Store
 
@@ -254,7 +255,7 @@ class Gateway:
         prompt, forced, match = await self._rendered(pending.access, served, request)
         choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
         sampling = _sampling(served, pending.access.rules, request.sampling, prompt.size)
-        if request.sampling.grammar or request.force_tool:
+        if request.sampling.grammar or request.force_tool or _strict(request.tools):
             sampling = self._held(served, request, sampling)
         replies = [self._reply(pending, served, request, match, choice, sampling, on_tokens) for choice in choices]
         if len(replies) == 1:
@@ -273,8 +274,8 @@ class Gateway:
         return results
 
     def _held(self, served: ServedPolicy, request: ChatRequest, sampling: Sampling) -> Sampling:
-        """`sampling` with the grammar of the call that the request forces or of its schema, where the engine holds to
-        one. Of a schema that it does not hold to, one line says why."""
+        """`sampling` with the grammar of the request's schema and of the calls that it forces or allows, where the
+        engine holds to one. Of a schema that it does not hold to, one line says why."""
         schema = request.sampling.grammar
         if not holds_to_grammars(served.engine):
             engine = type(served.engine).__name__
@@ -283,7 +284,14 @@ class Gateway:
             rests = served.rendering.forced_call(request.tools, request.force_tool).rests
             return replace(sampling, grammar=json_grammar(rests, served.stop_token_ids)) if rests else sampling
         elif request.tools:
-            why = "it is not enforced in requests with tools, where an answer may be a call"
+            if call := served.rendering.possible_call(request.tools):
+                otherwise = json.loads(schema) if schema else None
+                stops = served.stop_token_ids
+                grammar = json_grammar(
+                    call.forms, stops, trigger=call.trigger, otherwise=otherwise, several=not request.one_call
+                )
+                return replace(sampling, grammar=grammar)
+            why = "the chat template gives calls no tag and JSON arguments, by which they could be told from other text"
         else:
             return replace(sampling, grammar=json_grammar([("", json.loads(schema), "")], served.stop_token_ids))
         if schema and why not in self._not_held:
@@ -413,6 +421,11 @@ class Gateway:
                     request=request_record(request, content=self.capture_content) if request else {},
                     error=str(error) or "cancelled by the client",
                 )
+
+
+def _strict(tools: Tools) -> bool:
+    """Whether the arguments of a tool have to fit its parameters."""
+    return any(tool.get("function", tool).get("strict") for tool in tools or ())
 
 
 def _sampling(served: ServedPolicy, rules: SamplingRules, requested: Sampling, prompt_tokens: int) -> Sampling:

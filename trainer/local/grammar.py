@@ -72,11 +72,12 @@ class Grammars:
 
         parts = json.loads(grammar)
         tokenizer = self._prepared(tuple(parts["stop"]))
-        matcher = LLMatcher(tokenizer, self._lark(parts["forms"]), log_level=0)
+        others = parts["trigger"], parts["otherwise"], parts["several"]
+        matcher = LLMatcher(tokenizer, self._lark(parts["forms"], *others), log_level=0)
         if matcher.is_error() and all(before for before, _, _ in parts["forms"]):
             # A call that the agent forces is one at least, whatever its parameters.
             calls = [(before, {"type": "object"}, after) for before, _, after in parts["forms"]]
-            matcher = LLMatcher(tokenizer, self._lark(calls), log_level=0)
+            matcher = LLMatcher(tokenizer, self._lark(calls, *others), log_level=0)
         if matcher.is_error():
             raise ConfigError(
                 f"answers cannot be held to this schema: {matcher.get_error()}",
@@ -84,16 +85,32 @@ class Grammars:
             )
         return matcher
 
-    def _lark(self, forms: Sequence[tuple[str, dict[str, Any], str]]) -> str:
-        """Those forms in llguidance's dialect of Lark."""
+    def _lark(
+        self, forms: Sequence[tuple[str, dict[str, Any], str]], trigger: str, otherwise: Any, several: bool
+    ) -> str:
+        """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""
         # What an allOf of a schema refers to must stay open for the rest of it.
         closed = _closed if "allOf" not in json.dumps([*forms]) else lambda schema: schema
         rules = [
-            f"form{i}: {self._text(before)} json{i} {self._text(after)}\n"
+            f"form{i}: {self._text(before.removeprefix(trigger))} json{i} {self._text(after)}\n"
             f"json{i}: %json {json.dumps(closed(schema) | {'x-guidance': _FORM})}"
             for i, (before, schema, after) in enumerate(forms)
         ]
-        return "\n".join(["start: " + " | ".join(f"form{i}" for i in range(len(forms))), *rules])
+        form = " | ".join(f"form{i}" for i in range(len(forms)))
+        if not trigger:
+            return "\n".join([f"start: {form}", *rules])
+        tag = trigger.strip()
+        begin, space = self._text(tag), r"/[ \n]{0,2}/"
+        calls = f"form ({space} {begin} form)*" if several else "form"
+        rules.append(f"form: {form}")
+        if otherwise is not None:
+            rules.append(f"json: %json {json.dumps(_closed(otherwise) | {'x-guidance': _FORM})}")
+            return "\n".join([f"start: json | {space} {begin} {calls}", *rules])
+        if tag in self._added:  # which no text holds
+            return "\n".join([f"start: TEXT | TEXT {begin} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
+        pattern = re.escape(tag).replace("/", r"\/")
+        text = rf"TEXT: ~/(.|\n)*{pattern}(.|\n)*/"
+        return "\n".join([f"start: TEXT | first {calls}", rf"first[lazy]: /(.|\n)*{pattern}/", text, *rules])
 
     def _text(self, text: str) -> str:
         """A text; llguidance spells none of the tokens that were added to the vocabulary."""

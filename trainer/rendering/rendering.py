@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class Rendering:
             self._model = PackageRenderer(tokenizer, self.renderer)
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
+        self._possible_call = functools.lru_cache(64)(self._call_of)
 
     def prompt(
         self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None
@@ -110,6 +112,17 @@ class Rendering:
         """The call that `force` begins. Raises as it does."""
         ends = [self._model.decode([token]) for token in self.stop_token_ids]
         return forced_call(self._model.render, tools, force_tool, ends)
+
+    def possible_call(self, tools: Tools) -> ForcedCall | None:
+        """A call of any of these tools, if the chat template writes calls so that they can be told from other text."""
+        return self._possible_call(json.dumps(tools))
+
+    def _call_of(self, tools: str) -> ForcedCall | None:
+        try:
+            call = self.forced_call(json.loads(tools), True)
+        except ConfigError:
+            return None
+        return call if call.trigger and call.rests else None
 
     def extend(
         self,

@@ -21,6 +21,9 @@ VALUE = "placeholder value"
 CALL_ID = "call00001"
 
 
+Forms = tuple[tuple[str, dict[str, Any], str], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class ForcedCall:
     """A tool call that the answer must be.
@@ -32,7 +35,18 @@ class ForcedCall:
     """
 
     opening: str
-    rests: tuple[tuple[str, dict[str, Any], str], ...]
+    rests: Forms
+
+    @property
+    def trigger(self) -> str:
+        """The tag that begins a call, such as `<tool_call>`, by which it is told from other text; "" for none."""
+        tag = re.match(r"\s*<[^<>\s]+>", self.opening)
+        return tag.group() if tag else ""
+
+    @property
+    def forms(self) -> Forms:
+        """The whole calls, in the form of `rests`."""
+        return tuple((self.opening + text, schema, close) for text, schema, close in self.rests)
 
 
 class Render(Protocol):

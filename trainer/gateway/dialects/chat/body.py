@@ -113,7 +113,9 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
         grammar=json_schema(body.response_format, "response_format"),
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
-    chat = ChatRequest(body.messages, tools, force, sampling, body.n or 1, options)
+    chat = ChatRequest(
+        body.messages, tools, force, sampling, body.n or 1, options, one_call=body.parallel_tool_calls is False
+    )
     return DialectRequest(body, chat, bool(body.stream))
 
 

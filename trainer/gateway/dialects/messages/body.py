@@ -121,7 +121,15 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
     options = {k: v for k, v in data.items() if k in _RECORDED}
     failed_tools = frozenset(result.id for message in history for result in message.tool_results if result.failed)
     written = messages.write.to_openai(history)
-    chat = ChatRequest(written, tools, force, sampling, options=options, failed_tools=failed_tools)
+    chat = ChatRequest(
+        written,
+        tools,
+        force,
+        sampling,
+        options=options,
+        failed_tools=failed_tools,
+        one_call=bool((body.tool_choice or {}).get("disable_parallel_tool_use")),
+    )
     return DialectRequest(body, chat, bool(body.stream))
 
 
