@@ -28,6 +28,8 @@ QUICK: dict[str, tuple[str, ...]] = {
     "import_time": ("--runs", "5"),
     "routing": (),
     "ways_to_learn": ("--rounds", "2", "--tasks", "64", "--held-out", "128"),
+    "waiting": ("--seeds", "1", "--steps", "8", "--held-out", "128"),
+    "task_sampling": ("--seeds", "1", "--tasks", "48", "--steps", "10"),
     "engine": ("--repeats", "1"),
     "learner": ("--turns", "2", "8", "--repeats", "1"),
     "grammar": (),
@@ -60,6 +62,8 @@ QUICK: dict[str, tuple[str, ...]] = {
 SHORT: dict[str, tuple[str, ...]] = {
     "import_time": ("--runs", "1"),
     "ways_to_learn": ("--rounds", "2", "--tasks", "16", "--held-out", "8"),
+    "waiting": ("--seeds", "1", "--steps", "1", "--held-out", "8", "--seconds", "1"),
+    "task_sampling": ("--seeds", "1", "--tasks", "16", "--steps", "1", "--held-out", "8"),
     "engine": ("--repeats", "1", "--agents", "4"),
     "learner": ("--turns", "2", "--rollouts", "8", "--repeats", "1"),
     "grammar": ("--agents", "4", "--repeats", "1"),
