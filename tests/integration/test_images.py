@@ -309,8 +309,10 @@ def test_a_trainer_that_is_killed_leaves_no_container(agent_image: str, tiny_pol
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     words = [sys.executable, "-c", code, str(tiny_policy), str(tmp_path / "run"), agent_image]
     with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": path, "SHOWN": "1"}) as program:
-        until(lambda: "98765" in run("ps", "-eo", "args"), "a daemon of an agent's")
-        program.kill()
+        try:
+            until(lambda: "98765" in run("ps", "-eo", "args"), "a daemon of an agent's")
+        finally:
+            program.kill()
     until(lambda: "98765" not in run("ps", "-eo", "args"), "its end")
     until(lambda: run("podman", "ps", "--all", "--quiet") == "", "the containers' end")
 

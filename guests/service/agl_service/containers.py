@@ -41,6 +41,7 @@ def require_container(options: ProcessRunners, payload: bytes) -> None:
     line = f"{options.engine} build --tag {options.container} ."
     hint = f"build it, with agl {__version__}, guests/service and the agent: {line} (docs/runners.md has a Dockerfile)"
     if problem := Container(options.engine, options.container).problem():
+        hint = hint if shutil.which(options.engine) else "apt-get install podman; or ProcessRunners(engine='docker')"
         raise ConfigError(f"container={options.container!r} cannot be used: {problem}", hint=hint)
     try:
         done = subprocess.run(
