@@ -123,7 +123,7 @@ def _installed(name: str) -> bool:
 def built(folder: Path, name: str, dockerfile: str, *options: str, **files: str) -> None:
     """Build an image from a text and files."""
     context = folder / name.replace("/", "-").replace(":", "-")
-    context.mkdir()
+    context.mkdir(exist_ok=True)
     for file, text in {"Dockerfile": dockerfile, **files}.items():
         (context / file.replace("_py", ".py")).write_text(text)
     run("podman", "build", "--network=host", *options, "--tag", name, context)
