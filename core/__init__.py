@@ -59,7 +59,7 @@ _NAMES = {
     "agl.trainer.report.explain": ("explain",),
     "agl.trainer.run.callbacks": ("Callback", "EarlyStopping", "Webhook"),
     "agl.trainer.run.trainer": ("Result", "Trainer"),
-    "agl.trainer.runners.options": ("RayRunners",),
+    "agl.trainer.runners.options": ("ProcessRunners", "RayRunners"),
     "agl_service.client": ("Client",),
     "agl.trainer.traces.stored": ("traces",),
     "agl_verl.algorithm": ("VERL",),

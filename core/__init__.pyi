@@ -70,6 +70,7 @@ from agl.trainer.run.callbacks import Webhook as Webhook
 from agl.trainer.run.trainer import Result as Result
 from agl.trainer.run.trainer import Trainer as Trainer
 from agl.trainer.runners.command import CommandAgent as CommandAgent
+from agl.trainer.runners.options import ProcessRunners as ProcessRunners
 from agl.trainer.runners.options import RayRunners as RayRunners
 from agl.trainer.traces.stored import traces as traces
 from agl_agentlightning.algorithm import algorithm as algorithm

@@ -24,11 +24,11 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 SECONDS = 120
-_VARIABLE = re.compile(r"\$\{(\w+)(?:(:-|:\?)([^}]*))?\}")
+_VARIABLE = re.compile(r"\$\{(\w+)(?:(:-|:\?)([^{}]*))?\}")
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Compose's substitution: `${NAME}`, `${NAME:-default}`, `${NAME:?error}`."""
+    """Compose's substitution: `${NAME}`, `${NAME:-default}`, `${NAME:?error}`; a default may have one in it."""
 
     def value(match: re.Match[str]) -> str:
         name, operator, rest = match.groups()
@@ -37,7 +37,9 @@ def filled(text: str, values: Mapping[str, str]) -> str:
         assert operator == ":-", f"{name} is not set"
         return rest
 
-    return _VARIABLE.sub(value, text)
+    while (done := _VARIABLE.sub(value, text)) != text:
+        text = done
+    return text
 
 
 def example() -> dict[str, str]:
@@ -105,8 +107,9 @@ def test_no_secret_is_in_the_files() -> None:
     secret = {"POSTGRES_PASSWORD", "AGL_OPERATOR_KEY", "AGL_RUNNER_KEY", "RAY_AUTH_TOKEN"}
     assert {name for name, value in given.items() if not value} == secret
     text = (DEPLOY / "docker-compose.yml").read_text()
-    for name, operator, _ in _VARIABLE.findall(text):
+    for name, operator in re.findall(r"\$\{(\w+)(:-|:\?|)", text):
         assert operator == (":?" if name in secret | {"AGL_MODEL"} else ":-"), name
+    assert "http://server:8123" in command("runner", {**given, "AGL_PORT": "8123"})
     with pytest.raises(AssertionError, match="AGL_RUNNER_KEY is not set"):
         environment("runner", given)
 

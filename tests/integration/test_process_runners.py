@@ -297,3 +297,17 @@ def test_a_fork_server_that_is_killed_is_replaced(tmp_path: Path, no_process_lef
     assert done.rewards == [1.0]
     [[first, second]] = attempts(tmp_path / "run")
     assert (first.status, second.status) == ("failed", "succeeded")
+
+
+# -- in containers: tests/integration/test_images.py has those that need an image --------------------------------------
+
+
+def test_containers_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"lxc.*\n.*podman"):
+        agl.ProcessRunners(container="localhost/agent", engine="lxc")  # type: ignore[arg-type]
+    runners = agl.ProcessRunners(container="localhost/agent")
+    with pytest.raises(ConfigError, match="gateways=2"):
+        agl.Trainer(agl.Baseline(), runners=runners, gateways=2)
+    monkeypatch.setenv("PATH", "/none")
+    with pytest.raises(ConfigError, match="podman is not installed"):
+        agl.Trainer(agl.Baseline(), runners=runners).fit("agent.py:agent", [{"q": "1"}])

@@ -19,13 +19,13 @@ class Container(Sandbox):
     Args:
         engine: "podman" or "docker".
         image: has the interpreter, and the packages that programs may import. Never pulled by agl.
+        network: what the engine calls it.
     """
 
     python = "python3"
 
-    def __init__(self, engine: str, image: str = IMAGE) -> None:
-        self.name = engine
-        self.image = image
+    def __init__(self, engine: str, image: str = IMAGE, network: str = "none") -> None:
+        self.name, self.image, self.network = engine, image, network
 
     def problem(self) -> str | None:
         if not shutil.which(self.name):
@@ -36,8 +36,20 @@ class Container(Sandbox):
         return None
 
     def start(self, command: Sequence[str], walls: Walls) -> subprocess.Popen[bytes]:
+        return piped(self.arguments(command, walls), engine_environment())
+
+    def arguments(self, command: Sequence[str], walls: Walls) -> list[str]:
+        """The engine's command."""
         scratch = f"rw,nosuid,nodev,mode=1777,size={walls.scratch_mb}m"
-        arguments = [self.name, "run", "--rm", "--interactive", "--network=none", "--read-only", "--cap-drop=ALL"]
+        arguments = [
+            self.name,
+            "run",
+            "--rm",
+            "--interactive",
+            f"--network={self.network}",
+            "--read-only",
+            "--cap-drop=ALL",
+        ]
         arguments += ["--security-opt=no-new-privileges", "--user=65534:65534", "--workdir=/", "--entrypoint="]
         arguments += [f"--memory={walls.memory_mb}m", f"--memory-swap={walls.memory_mb}m", "--ipc=private"]
         arguments += [f"--pids-limit={walls.processes + 2}", "--ulimit=nofile=256:256", "--ulimit=nproc=4096:4096"]
@@ -46,10 +58,10 @@ class Container(Sandbox):
             arguments += [f"--security-opt=seccomp={Path(__file__).with_name('seccomp.json')}"]
         arguments += [f"--env={name}={value}" for name, value in walls.environment.items()]
         arguments += [f"--volume={path}:{inside}:ro" for inside, path in walls.folders.items()]
-        return piped([*arguments, self.image, *command], _environment())
+        return [*arguments, self.image, *command]
 
 
-def _environment() -> dict[str, str]:
+def engine_environment() -> dict[str, str]:
     """What the engine's own program needs of this process's variables."""
     names = ("PATH", "HOME", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "TMPDIR")
     return {

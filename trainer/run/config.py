@@ -27,7 +27,7 @@ from agl.trainer.local.config import Policy
 from agl.trainer.loggers.base import Logger
 from agl.trainer.run.callbacks import Callback
 from agl.trainer.run.group_reward import require_group_reward
-from agl.trainer.runners.options import RayRunners, Runners
+from agl.trainer.runners.options import ProcessRunners, RayRunners, Runners
 from agl.trainer.runners.remote.coordinator import SILENT_SECONDS
 from agl.trainer.runners.remote.runner import PATIENCE_SECONDS
 from agl.trainer.store import require_known_store
@@ -64,8 +64,9 @@ class RunConfig:
         max_attempts: attempts per rollout, the first included; what fails the same way each time is not tried again.
         timeout: time limit of an attempt, in seconds.
         runners: where rollouts run: "local" (threads and tasks of this process), "process" (worker processes, where a
-            stuck agent is killed), "ray" or `agl.RayRunners(...)` (such processes on a Ray cluster), "remote" (wherever
-            `agl runner --store URL` is started; `fit`'s agent is then not run here and may be None).
+            stuck agent is killed), `agl.ProcessRunners(container=...)` (a container for each attempt), "ray" or
+            `agl.RayRunners(...)` (worker processes on a Ray cluster), "remote" (wherever `agl runner --store URL` is
+            started; `fit`'s agent is then not run here and may be None).
         runner_key: the key that remote runners must show. None = AGL_RUNNER_KEY; without that, a key is made that
             runners of this user on this machine find.
         silent_seconds: heartbeat timeout of remote runners, in seconds. After it, their rollouts are run again.
@@ -103,7 +104,7 @@ class RunConfig:
     seed: int = 0
     max_attempts: int = 2
     timeout: float | None = 600.0
-    runners: Runners | RayRunners = "local"
+    runners: Runners | ProcessRunners | RayRunners = "local"
     runner_key: str | None = None
     silent_seconds: float = SILENT_SECONDS
     runner_patience: float = PATIENCE_SECONDS
@@ -147,12 +148,16 @@ class RunConfig:
         if isinstance(self.store, str):
             require_known_store(self.store)
         require_group_reward(self.group_reward, capture_content=self.capture_content)
-        if not isinstance(self.runners, RayRunners) and self.runners not in get_args(Runners):
+        if not isinstance(self.runners, ProcessRunners | RayRunners) and self.runners not in get_args(Runners):
             raise ConfigError(f"runners={self.runners!r}", hint=nearest(str(self.runners), get_args(Runners)))
+        if isinstance(self.runners, ProcessRunners):
+            require("agl.ProcessRunners", "service")
         if isinstance(self.runners, RayRunners):
             require("runners='ray'", "ray")
-        elif self.runners == "process":
+        elif self.runners != "local" and self.runners != "remote":
             require("runners='process'", "local", ("cloudpickle",))
+        if isinstance(self.runners, ProcessRunners) and (self.gateways or 1) > 1:
+            raise ConfigError(f"gateways={self.gateways}", hint="leave it out: containers reach one gateway")
         has_key = isinstance(self.runners, RayRunners) or (self.runners == "remote" and self.runner_key is not None)
         if self.host not in (LOOPBACK, "::1", "localhost") and not has_key:
             raise ConfigError(

@@ -39,6 +39,7 @@ from agl.trainer.run.recorder import Recorder, json_settings
 from agl.trainer.run.results import mean_rewards, require_some, require_tasks
 from agl.trainer.run.run import Algorithm, Run, Serve
 from agl.trainer.runners.loading import load_agent
+from agl.trainer.runners.options import ProcessRunners
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store import open_store
 from agl.trainer.store.sql.codec import dumps
@@ -386,8 +387,11 @@ class Trainer:
                 # Workers ask the run, which has the memory and its `embed=`.
                 sent = replace(runnable, memory=replace(runnable.memory, memory=None))
             payload = pack(
-                Payload(sent, self.tracers, as_tuple(config.hooks), config.selection, config.initial_resources)
+                Payload(sent, self.tracers, as_tuple(config.hooks), config.selection, config.initial_resources),
+                here=not isinstance(config.runners, ProcessRunners),
             )
+            if isinstance(config.runners, ProcessRunners):
+                config.runners.require(payload)
         for tasks, name in ((train, "a training task"), (val, "a validation task")):
             for index, task in enumerate(itertools.islice(tasks, CHECKED_TASKS)):
                 dumps(task, name, index=index)

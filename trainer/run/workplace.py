@@ -30,7 +30,7 @@ from agl.trainer.run.run import Endpoint, Run
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.local import LocalRunner
-from agl.trainer.runners.options import RayRunners
+from agl.trainer.runners.options import ProcessRunners, RayRunners
 from agl.trainer.runners.protocol import RolloutResult, Runner
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.runners.remote.runner import RemoteRunner
@@ -101,7 +101,10 @@ class Workplace:
             memory = self._remembered()
             if memory is not None:
                 await memory.begin()
-            gateway = self._make_gateway((config.gateways or gateways) if routed else 1)
+            gateway = self._make_gateway(
+                # Containers reach one port.
+                (config.gateways or gateways) if routed and not isinstance(config.runners, ProcessRunners) else 1
+            )
             if routed:
                 self.gateway = gateway
                 if register is not None:
@@ -120,7 +123,9 @@ class Workplace:
                 reward_range=config.reward_range,
                 capture_content=config.capture_content,
                 # The death of a process on this machine is noticed; that of a remote one shows only by its silence.
-                silent_seconds=None if config.runners in ("local", "process") else config.silent_seconds,
+                silent_seconds=config.silent_seconds
+                if config.runners == "remote" or isinstance(config.runners, RayRunners)
+                else None,
                 guard=LeaseGuard() if config.runners == "remote" else None,
                 memory=None if memory is None else memory.answer,
             )
@@ -206,7 +211,8 @@ class Workplace:
         if not isinstance(config.runners, RayRunners):
             from agl.trainer.runners.process.runner import ProcessRunner
 
-            return ProcessRunner(*workers, n_workers=n_workers, on_failure=self.fail)
+            pool = {"pool": config.runners.pool} if isinstance(config.runners, ProcessRunners) else {}
+            return ProcessRunner(*workers, n_workers=n_workers, on_failure=self.fail, **pool)
         from agl.trainer.runners.ray import RayRunner
 
         return RayRunner(self._cluster, *workers, options=config.runners, n_workers=n_workers, on_failure=self.fail)

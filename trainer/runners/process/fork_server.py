@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
+import io
 import json
 import os
 import select
@@ -42,7 +43,7 @@ _REAP_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-_KILL, _STOP = b"k", b"s"
+KILL, STOP = b"k", b"s"
 
 
 class ForkServer:
@@ -93,7 +94,7 @@ class ForkServer:
         for supervisor, (worker, _) in self._supervisors.items():
             if "stop" in request or request.get("kill") == worker:
                 with contextlib.suppress(OSError):
-                    supervisor.send(_STOP if "stop" in request else _KILL)
+                    supervisor.send(STOP if "stop" in request else KILL)
 
     def _start(self, worker: str) -> None:
         ours, theirs = socket.socketpair()
@@ -135,13 +136,14 @@ class ForkServer:
         self._link.sendall(message + b"\n")
 
 
-def supervise(link: socket.socket, work: Callable[[], int]) -> int:
+def supervise(link: socket.socket | io.FileIO, work: Callable[[], int]) -> int:
     """Run `work` in a forked process with a separate process group, and end all that it leaves behind.
 
     Returns:
         Its exit code, or minus the signal that ended it.
     """
-    os.setsid()
+    with contextlib.suppress(PermissionError):  # the first process of a container leads its session
+        os.setsid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
@@ -168,7 +170,7 @@ def supervise(link: socket.socket, work: Callable[[], int]) -> int:
             os.read(wake_read, 4096)
             status = _reap(pid)
         if link in readable:
-            if link.recv(16) == _STOP:
+            if os.read(link.fileno(), 16) == STOP:
                 _signal(pid, signal.SIGTERM)
                 deadline = time.monotonic() + STOP_SECONDS
             else:

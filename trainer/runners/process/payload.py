@@ -46,8 +46,11 @@ class Payload:
     resources: Mapping[str, Any] = field(default_factory=dict)
 
 
-def pack(payload: Payload) -> bytes:
+def pack(payload: Payload, *, here: bool = True) -> bytes:
     """The payload as bytes: a line of JSON, `{"path": sys.path}`, then a pickle.
+
+    Args:
+        here: whether it is unpacked where this program's files are.
 
     Raises:
         ConfigError: something in it cannot be pickled; the message says what, and where it is.
@@ -55,7 +58,7 @@ def pack(payload: Payload) -> bytes:
     if isinstance(payload.agent, str):
         module, _, name = payload.agent.rpartition(":")
         file = Path(module)
-        if file.suffix == ".py" and file.is_file():
+        if here and file.suffix == ".py" and file.is_file():
             payload = replace(payload, agent=f"{file.resolve()}:{name}")
     for module in file_modules():
         cloudpickle.register_pickle_by_value(module)
@@ -63,7 +66,7 @@ def pack(payload: Payload) -> bytes:
         pickled = cloudpickle.dumps(payload)
     except Exception as error:
         raise _refusal(payload, error) from error
-    return json.dumps({"path": sys.path}).encode() + b"\n" + pickled
+    return json.dumps({"path": sys.path if here else []}).encode() + b"\n" + pickled
 
 
 def unpack(data: bytes) -> Payload:

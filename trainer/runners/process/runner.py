@@ -23,6 +23,7 @@ class ProcessRunner:
         coordinator: the run's; this runner sets its `end_worker`.
         payload: the packed agent. url: of the coordinator's routes. key: for them.
         n_workers: how many rollouts run at once. on_failure: called when workers die that had no rollout.
+        pool: makes the workers.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class ProcessRunner:
         *,
         n_workers: int,
         on_failure: Callable[[BaseException], None],
+        pool: Callable[..., WorkerPool] = WorkerPool,
     ) -> None:
         self.coordinator = coordinator
-        self.pool = WorkerPool(
+        self.pool = pool(
             payload, url, key, n_workers=n_workers, name="process", on_exit=self._on_exit, on_failure=on_failure
         )
         self._crashes = CrashLoopGuard(MAX_CRASHES)

@@ -26,14 +26,15 @@ BROKEN = 3
 """Exit status of a worker that cannot reach its coordinator or is refused by it."""
 
 
-def run_worker(payload: Payload, name: str, url: str, key: str, journal: int) -> int:
+def run_worker(payload: Payload, name: str, url: str, key: str, journal: int, *, once: bool = False) -> int:
     """Execute rollouts until there is a reason to end; the exit status.
 
     Args:
         payload: unpacked. name: of this worker. url, key: of the coordinator. journal: file descriptor.
+        once: end after one of them.
     """
     try:
-        asyncio.run(_run_worker(payload, name, url, key, Journal(journal)))
+        asyncio.run(_run_worker(payload, name, url, key, Journal(journal), once))
     except AglError as error:
         print(f"worker {name}: {error}", file=sys.stderr)
         return BROKEN
@@ -65,10 +66,10 @@ def read_journal(file: int) -> list[str]:
     return complete.decode(errors="replace").splitlines() if complete else []
 
 
-async def _run_worker(payload: Payload, name: str, url: str, key: str, journal: Journal) -> None:
+async def _run_worker(payload: Payload, name: str, url: str, key: str, journal: Journal, once: bool) -> None:
     assert isinstance(payload.agent, Agent)
     coordinator = CoordinatorClient(url, key, selection=payload.selection, resources=payload.resources)
-    runner = _SequentialRunner(payload.agent, coordinator, journal, payload, name)
+    runner = _SequentialRunner(payload.agent, coordinator, journal, payload, name, once)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     try:
@@ -85,7 +86,7 @@ class _SequentialRunner(LocalRunner):
     """
 
     def __init__(
-        self, agent: Agent, coordinator: CoordinatorClient, journal: Journal, payload: Payload, name: str
+        self, agent: Agent, coordinator: CoordinatorClient, journal: Journal, payload: Payload, name: str, once: bool
     ) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         super().__init__(
@@ -97,7 +98,7 @@ class _SequentialRunner(LocalRunner):
             name=name,
             on_span_end=journal.add,
         )
-        self._journal = journal
+        self._journal, self._once = journal, once
 
     def _fail(self, error: BaseException) -> None:
         if not self.over.done():
@@ -111,7 +112,7 @@ class _SequentialRunner(LocalRunner):
             self._journal.begin()
             report = await self.attempt(lease)
             self._journal.begin()
-            if report is None or report.status == "timeout":
+            if self._once or report is None or report.status == "timeout":
                 if not self.over.done():
                     self.over.set_result(None)
                 return

@@ -24,7 +24,7 @@ log = logging.getLogger("agl.runner")
 
 START_SECONDS = 300.0
 """How long the agent may take to be imported."""
-_KILL_SECONDS = 10.0
+KILL_SECONDS = 10.0
 """How long a process may take to end after it was killed."""
 _LINE_BYTES = 1 << 28
 
@@ -107,7 +107,7 @@ class WorkerPool:
         if running is None:
             return None
         self._send(kill=worker)
-        done, _ = await asyncio.wait((running,), timeout=_KILL_SECONDS)
+        done, _ = await asyncio.wait((running,), timeout=KILL_SECONDS)
         return running.result() if done else None
 
     async def stop(self) -> None:
@@ -171,7 +171,7 @@ class WorkerPool:
                 await writer.wait_closed()
         if process is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_KILL_SECONDS):
+                async with asyncio.timeout(KILL_SECONDS):
                     while process.poll() is None:
                         await asyncio.sleep(0.005)
             if process.poll() is None:
