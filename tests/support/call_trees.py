@@ -1,4 +1,5 @@
-"""Random call trees: conversations that grow, fork, interleave and sample in parallel, over a small vocabulary."""
+"""Random call trees: conversations that grow, fork, are compacted, interleave and sample in parallel, over a small
+vocabulary."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def trajectory(calls: list[Call], rollout: str = "r") -> Trajectory:
 def random_calls(
     rng: np.random.Generator, n_calls: int, *, rollout: str = "r", vocabulary: int = VOCABULARY
 ) -> list[Call]:
-    """`n_calls` calls: each continues, forks or repeats an earlier context, or starts another."""
+    """`n_calls` calls: each continues, forks, compacts or repeats an earlier context, or starts another."""
 
     def tokens(low: int, high: int) -> list[int]:
         return rng.integers(0, vocabulary, rng.integers(low, high)).tolist()
@@ -54,7 +55,7 @@ def random_calls(
     contexts: list[tuple[list[int], list[int]]] = []
     calls: list[Call] = []
     for k in range(n_calls):
-        kind = rng.choice(["new", "grow", "grow", "grow", "fork", "again"]) if contexts else "new"
+        kind = rng.choice(["new", "grow", "grow", "grow", "grow", "fork", "trim", "summary", "again"]) if contexts else "new"
         prompt, answer = contexts[rng.integers(len(contexts))] if contexts else ([], [])
         match kind:
             case "new":
@@ -64,6 +65,12 @@ def random_calls(
             case "fork":
                 whole = prompt + answer
                 prompt = whole[: rng.integers(1, len(whole) + 1)] + tokens(0, 4)
+            case "trim" | "summary":
+                # The middle is gone or replaced; what was sampled before and after it stands in the prompt.
+                whole = prompt + answer
+                start, end = sorted(rng.integers(0, len(whole) + 1, 2))
+                between = tokens(1, 4) if kind == "summary" else []
+                prompt = whole[:start] + between + whole[end:] + tokens(0, 4) or system
             case "again":
                 pass
         response = answer if kind == "again" and rng.random() < 0.5 else tokens(0, 6)

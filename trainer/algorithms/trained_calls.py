@@ -113,11 +113,7 @@ def facts(
     entry |= {
         "train/updated_policies": len(metrics),
         "train/trained_rollouts": len({t.rollout_id for t in worth.trajectories}),
-        "train/calls": merged.calls,
-        "train/rows": merged.rows,
-        "train/tokens": merged.tokens,
-        "train/tokens_unmerged": merged.tokens_unmerged,
-        "train/forks": sum(merged.forks.values()),
+        **merged.metrics,
     }
     for name, version in policies.versions.items():
         prefix = "" if len(policies) == 1 else f"{name}/"
