@@ -2,9 +2,9 @@
 
 Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.21, < 2):
 `AgentTelemetryLayer.run`, `ChatTelemetryLayer.get_response` and `FunctionTool.invoke`; `RawAgent.run` for agents
-without telemetry; `Executor.execute`, because in a workflow an agent may go by its executor's id; `SummarizationStrategy`, whose calls
-get a name of their own; and the middleware
-with which `HandoffBuilder` answers a handoff's tool call (agent-framework-orchestrations >= 1.4, < 2).
+without telemetry; `Executor.execute`, because in a workflow an agent may go by its executor's id;
+`SummarizationStrategy`, whose calls get a name of their own; and the middleware with which `HandoffBuilder` answers a
+handoff's tool call (agent-framework-orchestrations >= 1.4, < 2).
 They are patched: the framework's middleware is registered per agent or client, and its spans carry
 content only with a flag, stop when the user switches telemetry off, and belong to the user's provider, where they stay
 unchanged. Streams are followed by the framework's `with_pull_context_manager` and hooks.

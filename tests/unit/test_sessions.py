@@ -204,9 +204,9 @@ REWRITES = {
     "a question edited": (rewritten(_1="uno"), "history_rewritten", r"message 1 \(user\)"),
     "a later question edited": (rewritten(_3="due"), "history_rewritten", r"message 3 \(user\)"),
     "the system prompt edited": (rewritten(_0="It is noon."), "system_changed", r"message 0 \(system\)"),
-    "the first turn dropped": ([SYSTEM, *HISTORY[3:]], "trimmed", "2 earlier messages are left out, from message 1 on$"),
+    "the first turn dropped": ([SYSTEM, *HISTORY[3:]], "trimmed", "2 earlier messages .* out, from message 1 on$"),
     "all but the last turn dropped": (HISTORY[3:], "trimmed", "3 earlier messages are left out, from message 0 on$"),
-    "a question dropped": ([*HISTORY[:3], *HISTORY[4:]], "trimmed", "1 earlier message is left out, from message 3 on$"),
+    "a question dropped": ([*HISTORY[:3], *HISTORY[4:]], "trimmed", "1 earlier message is .*, from message 3 on$"),
     "a middle turn dropped": ([*HISTORY[:1], *HISTORY[3:]], "trimmed", "2 earlier messages"),
     "an answer injected": (
         [*HISTORY[:5], user("so"), assistant("indeed"), user("three")],
@@ -248,6 +248,11 @@ REWRITES = {
         "summarised",
         r"3 earlier messages are left out, from message 2 on; in their place: message 2 \(user\)$",
     ),
+    "a summary that another call wrote, and nothing else": (
+        [SYSTEM, user("What was done?"), assistant("the third answer"), user("Go on.")],
+        "summarised",
+        r"^4 earlier messages are .*, from message 1 on; in their place: message 1 \(user\), message 2 \(assistant\)",
+    ),
     "one turn in the place of one": (
         [SYSTEM, user("uno"), assistant("Uno."), *HISTORY[3:]],
         "history_rewritten",
@@ -266,6 +271,8 @@ async def test_a_rewritten_history_forks_with_its_cause(name):
         await attempt.chat(HISTORY[:4])
         if name == "an answer injected":
             await attempt.chat(HISTORY)
+        if name == "a summary that another call wrote, and nothing else":
+            await attempt.chat([user("Summarise: one, two.")])
         await attempt.chat(messages)
         call = (await attempt.close())[-1]
     assert (call.parent_id, call.fork_cause) == (None, cause)

@@ -138,7 +138,7 @@ class Sessions:
                 cause, detail = self._rewritten(messages, digests, chain)
             elif known < len(messages) and chain[known] in self._prompts and self._prompts[chain[known]] == agent:
                 # Its own earlier request, and other messages where its answer was: all of the past became a summary.
-                shape = self._compacted(messages, digests, whole=True)
+                shape = self._compacted(messages, digests)
                 cause, detail = shape if shape and shape[0] is ForkCause.SUMMARISED else (None, None)
         return SessionMatch(parent, new, cause, detail, digests, chain, tools_digest, agent)
 
@@ -194,34 +194,32 @@ class Sessions:
                 return True
         return False
 
-    def _compacted(
-        self, messages: Sequence[Message], digests: Sequence[bytes], *, whole: bool = False
-    ) -> tuple[ForkCause, str] | None:
-        """The cause and detail of a fork whose conversation is an earlier one, but for whole messages.
-
-        Args:
-            whole: compare all of both; if False up to the last message that both have, since what follows it is new.
-        """
-        # The one with most of its messages; of equals the one with the latest.
+    def _compacted(self, messages: Sequence[Message], digests: Sequence[bytes]) -> tuple[ForkCause, str] | None:
+        """The cause and detail of a fork whose conversation is an earlier one, but for whole messages."""
+        # First the one with most of its messages; of equals the one with the latest.
         owners = Counter(self._owners[d] for d in reversed(digests) if d in self._owners)
-        if not owners:
-            return None
-        before = self._conversations[owners.most_common(1)[0][0]]
-        known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, digests, strict=False)))
-        places = {d: i for i, d in enumerate(before)}
-        last = len(digests) - 1 if whole else max((i for i, d in enumerate(digests) if d in places), default=-1)
-        there = before[known:] if whole else before[known : places.get(digests[last], 0) + 1]
-        gone = (Counter(there) - Counter(digests[known : last + 1])).total()
-        others = [i for i in range(known, last + 1) if digests[i] not in places]
-        if others == [0] and gone <= 1 and messages[0].get("role") in ("system", "developer"):
-            return ForkCause.SYSTEM_CHANGED, "message 0 (system) is not the one seen before"
-        if len(others) >= gone:
-            return None
-        left_out = f"{gone} earlier message{'s are' if gone > 1 else ' is'} left out, from message {known} on"
-        if not others:
-            return ForkCause.TRIMMED, left_out
-        names = ", ".join(f"message {i} ({messages[i].get('role')})" for i in others[:3])
-        return ForkCause.SUMMARISED, f"{left_out}; in their place: {names}{', ...' if len(others) > 3 else ''}"
+        for session, _ in owners.most_common():
+            before = self._conversations[session]
+            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, digests, strict=False)))
+            places = {d: i for i, d in enumerate(before)}
+            # What follows the last message that both have is new; but where they share no more than the beginning of
+            # a first request, it is in the place of all that followed there.
+            last = max((i for i, d in enumerate(digests) if d in places), default=-1)
+            there = before[known : places[digests[last]] + 1]
+            if 0 < known == last + 1 and not any(m.get("role") == "assistant" for m in messages[:known]):
+                last, there = len(digests) - 1, before[known:]
+            gone = (Counter(there) - Counter(digests[known : last + 1])).total()
+            others = [i for i in range(known, last + 1) if digests[i] not in places]
+            if others == [0] and gone <= 1 and messages[0].get("role") in ("system", "developer"):
+                return ForkCause.SYSTEM_CHANGED, "message 0 (system) is not the one seen before"
+            if len(others) >= gone:
+                continue
+            left_out = f"{gone} earlier message{'s are' if gone > 1 else ' is'} left out, from message {known} on"
+            if not others:
+                return ForkCause.TRIMMED, left_out
+            names = ", ".join(f"message {i} ({messages[i].get('role')})" for i in others[:3])
+            return ForkCause.SUMMARISED, f"{left_out}; in their place: {names}{', ...' if len(others) > 3 else ''}"
+        return None
 
     def _rewritten(
         self, messages: Sequence[Message], digests: Sequence[bytes], chain: Sequence[bytes]

@@ -47,8 +47,8 @@ def _checked(item: Item, where: str) -> Item:
     if item.get("type") == "compaction":
         raise RequestError(
             400,
-            f"{where} is a compaction, which only OpenAI's models can read; trim the session, or summarise with a model "
-            "of your own",
+            f"{where} is a compaction, which only OpenAI's models can read; trim the session, or summarise with a "
+            "model of your own",
             code="unsupported_value",
             param=where,
         )
