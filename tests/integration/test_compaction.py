@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from documents import blocks
 
 import agl
 from agl.mdp.builder import build_trajectory
@@ -29,6 +30,7 @@ from agl.mdp.sequence import merge
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.types import Call
 from agl.testing.provider import Reply, serve
+from agl.trainer.report.explain import render
 from agl.trainer.report.rollout_report import RolloutReport, describe
 from agl.trainer.store import open_store
 
@@ -52,21 +54,22 @@ def _langchain_model(url: str) -> Any:
     return ChatOpenAI(model="m", base_url=url, api_key=KEY, max_retries=0)  # type: ignore[arg-type]
 
 
-def langchain(url: str, tools: Any = ()) -> Any:
+def langchain(url: str, tools: Any = (), questions: list[str] = QUESTIONS) -> Any:
     from langchain.agents import create_agent
     from langchain.agents.middleware import SummarizationMiddleware
     from langgraph.checkpoint.memory import InMemorySaver
 
     model = _langchain_model(url)
     short = "Summarise: {messages}"
-    middleware = SummarizationMiddleware(model, trigger=("messages", 6), keep=("messages", 2), summary_prompt=short)
+    middleware = SummarizationMiddleware(model, trigger=("messages", 7), keep=("messages", 3), summary_prompt=short)
     # Without a system prompt: stretches begin differently, and each is a row.
     agent = create_agent(model, list(tools), middleware=[middleware], name="solver", checkpointer=InMemorySaver())
 
     def solve() -> None:
         thread: Any = {"configurable": {"thread_id": uuid.uuid4().hex}}
-        for question in QUESTIONS:
-            agent.invoke({"messages": [("user", question)]}, thread)
+        for question in questions:
+            asked: Any = {"messages": [("user", question)]}
+            agent.invoke(asked, thread)
 
     return solve
 
@@ -130,7 +133,7 @@ def agent_framework_summary(url: str) -> Any:
     from agent_framework import SummarizationStrategy
 
     return _agent_framework(
-        url, lambda client: SummarizationStrategy(client=client, target_count=2, threshold=2, prompt=SUMMARISE)
+        url, lambda client: SummarizationStrategy(client=client, target_count=3, threshold=1, prompt=SUMMARISE)
     )
 
 
@@ -236,7 +239,7 @@ async def _trained(step: dict[str, Any], directory: Path) -> Trained:
     for rollout in await store.query_rollouts():
         reports.append(await describe(store, rollout.rollout_id))
         calls, spans = await store.query_calls(rollout.rollout_id), await store.query_spans(rollout.rollout_id)
-        everyone = Selection(tuple((c.agent, c.policy) for c in calls))
+        everyone = Selection(tuple((c.agent, c.policy or "") for c in calls))
         built = build_trajectory(rollout.rollout_id, 1, rollout.group, SpanIndex(calls, spans), everyone)
         [trajectory] = built.trajectories.values()
         rows.append((calls, merge(trajectory, {c.id: 1.0 for c in calls})))
@@ -290,15 +293,15 @@ SOLVER, SUMMARY = ("solver", None), ("solver-summary", None)
 TRIMMED, SUMMARISED = ("solver", "trimmed"), ("solver", "summarised")
 
 CASES = [
-    # At the fourth question the history has 7 messages: the first five become one.
+    # At the fourth question the history has seven messages: the first four become one.
     Case(
         langchain, "langchain_openai", [SOLVER, SOLVER, SOLVER, SUMMARY, SUMMARISED], [[0, 1, 2], [3], [4]],
-        "5 earlier messages are left out, from message 0 on; in their place: message 0 (user)",
+        "4 messages left out from message 0 on; in their place message 0 (user)",
     ),
     # Four messages stay, so that the fourth question comes without the first. What is left begins alike: one tree.
     Case(
         strands_window, "strands", [SOLVER, SOLVER, SOLVER, TRIMMED], [[0, 1, 2, 3]],
-        "2 earlier messages are left out, from message 1 on",
+        "2 messages left out from message 1 on",
     ),
     # Half of the history is summarised before the third question and before the fourth; its model is told to by
     # another system prompt, and with the messages themselves.
@@ -312,18 +315,18 @@ CASES = [
     # The last question and the group before it stay, with the system prompt: from the third question on.
     Case(
         agent_framework_window, "agent_framework", [SOLVER, SOLVER, TRIMMED, TRIMMED], [[0, 1, 2, 3]],
-        "2 earlier messages are left out, from message 1 on",
+        "2 messages left out from message 1 on",
     ),
-    # More than four messages become two and a summary, before the third question and the fourth.
+    # More than four messages become three and a summary, before the third question and the fourth.
     Case(
         agent_framework_summary, "agent_framework", [SOLVER, SOLVER, SUMMARY, SUMMARISED, SUMMARY, SUMMARISED],
         [[0, 1, 3, 5], [2, 4]],
-        "3 earlier messages are left out, from message 1 on; in their place: message 1 (assistant)",
+        "2 messages left out from message 1 on; in their place message 1 (assistant)",
     ),
     # A question comes with the last three items, so that the third one loses the first question.
     Case(
         openai_agents_session, "agents", [SOLVER, SOLVER, TRIMMED, TRIMMED], [[0, 1, 2, 3]],
-        "1 earlier message is left out, from message 1 on",
+        "1 message left out from message 1 on",
     ),
 ]  # fmt: skip
 
@@ -373,6 +376,26 @@ def test_the_summariser_is_selected_or_left_out_by_its_name(
     assert all(("Summarise" in seen.raw.decode()) == (selected == "solver") for seen in provider.seen)
     assert all(seen.headers["authorization"] == f"Bearer {KEY}" for seen in provider.seen)
     check_tokens_and_reward(trained)
+
+
+def test_an_agent_that_summarises_for_another_is_copied_with_it() -> None:
+    """Each rollout of a wrapped Strands agent has a manager, and a summariser, of its own; the model is shared."""
+    pytest.importorskip("strands")
+    from strands import Agent
+    from strands.agent.conversation_manager import SummarizingConversationManager
+    from strands.models.openai import OpenAIModel
+
+    from agl.adapters.strands.copying import fresh_copy
+
+    model = OpenAIModel(client_args={"base_url": NOWHERE, "api_key": KEY}, model_id="m")
+    summariser = Agent(model=model, name="summariser", callback_handler=None)
+    manager = SummarizingConversationManager(summarization_agent=summariser)
+    copied = fresh_copy(Agent(model=model, name="solver", callback_handler=None, conversation_manager=manager))
+    own = copied.conversation_manager.summarization_agent
+    assert own is not summariser
+    assert own.model is model
+    own.messages.append({"role": "user", "content": [{"text": "Hello."}]})
+    assert summariser.messages == []
 
 
 def test_credit_by_rule_reaches_across_stretches(tiny_policy: Path, tmp_path: Path) -> None:
@@ -428,3 +451,23 @@ def test_a_compaction_that_only_openai_can_read_is_refused(tiny_policy: Path, tm
     with compacting(item) as (url, _), pytest.raises(agl.errors.RolloutError) as failed:
         train(openai_agents_compaction(url), tiny_policy, tmp_path)
     assert re.search(r"input\.3 is a compaction.*only OpenAI.*summarise", str(failed.value), re.DOTALL)
+
+
+# -- what the documents show ------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_what_explain_prints(tiny_policy: Path, tmp_path: Path) -> None:
+    """docs/concepts.md, but for the numbers: of tokens, and of what is made of rewards."""
+    pytest.importorskip("langchain_openai")
+    [shown] = [block.text for block in blocks() if block.page == "docs/concepts.md" and "summarised" in block.text]
+    trained = train(langchain(NOWHERE, questions=[f"What is {i} + {i}?" for i in range(2, 10)]), tiny_policy, tmp_path)
+
+    def comparable(text: str) -> list[str]:
+        lines = [re.sub(r"[-+]?\d+(\.\d+)?", "0", line).split() for line in text.splitlines()]
+        return [" ".join(line) for line in lines if line]
+
+    for report in trained.reports:
+        printed = render(report, width=200).partition("call  agent")[2]
+        assert printed
+        assert comparable(f"call  agent{printed}") == comparable(shown)
+    check_tokens_and_reward(trained)

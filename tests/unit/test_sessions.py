@@ -204,10 +204,10 @@ REWRITES = {
     "a question edited": (rewritten(_1="uno"), "history_rewritten", r"message 1 \(user\)"),
     "a later question edited": (rewritten(_3="due"), "history_rewritten", r"message 3 \(user\)"),
     "the system prompt edited": (rewritten(_0="It is noon."), "system_changed", r"message 0 \(system\)"),
-    "the first turn dropped": ([SYSTEM, *HISTORY[3:]], "trimmed", "2 earlier messages .* out, from message 1 on$"),
-    "all but the last turn dropped": (HISTORY[3:], "trimmed", "3 earlier messages are left out, from message 0 on$"),
-    "a question dropped": ([*HISTORY[:3], *HISTORY[4:]], "trimmed", "1 earlier message is .*, from message 3 on$"),
-    "a middle turn dropped": ([*HISTORY[:1], *HISTORY[3:]], "trimmed", "2 earlier messages"),
+    "the first turn dropped": ([SYSTEM, *HISTORY[3:]], "trimmed", "2 messages left out from message 1 on$"),
+    "all but the last turn dropped": (HISTORY[3:], "trimmed", "3 messages left out from message 0 on$"),
+    "a question dropped": ([*HISTORY[:3], *HISTORY[4:]], "trimmed", "1 message left out from message 3 on$"),
+    "a middle turn dropped": ([*HISTORY[:1], *HISTORY[3:]], "trimmed", "2 messages left out"),
     "an answer injected": (
         [*HISTORY[:5], user("so"), assistant("indeed"), user("three")],
         "assistant_rewritten",
@@ -226,32 +226,32 @@ REWRITES = {
     "a summary in place of the past": (
         [user("Summary: one was answered."), *HISTORY[3:]],
         "summarised",
-        r"3 earlier messages are left out, from message 0 on; in their place: message 0 \(user\)$",
+        r"3 messages left out from message 0 on; in their place message 0 \(user\)$",
     ),
     "a summary after the system prompt": (
         [SYSTEM, user("Summary: one was answered."), *HISTORY[4:]],
         "summarised",
-        r"3 earlier messages are left out, from message 1 on; in their place: message 1 \(user\)$",
+        r"3 messages left out from message 1 on; in their place message 1 \(user\)$",
     ),
     "a summary in the system prompt": (
         [{"role": "system", "content": "Use the calculator. So far: one."}, *HISTORY[3:]],
         "summarised",
-        r"in their place: message 0 \(system\)$",
+        r"in their place message 0 \(system\)$",
     ),
     "a summary as an answer": (
         [SYSTEM, assistant("So far one was answered."), *HISTORY[3:]],
         "summarised",
-        r"in their place: message 1 \(assistant\)$",
+        r"in their place message 1 \(assistant\)$",
     ),
     "all but the first request summarised": (
         [*HISTORY[:2], user("So far: one and two were answered.")],
         "summarised",
-        r"3 earlier messages are left out, from message 2 on; in their place: message 2 \(user\)$",
+        r"3 messages left out from message 2 on; in their place message 2 \(user\)$",
     ),
     "a summary that another call wrote, and nothing else": (
         [SYSTEM, user("What was done?"), assistant("the third answer"), user("Go on.")],
         "summarised",
-        r"^4 earlier messages are .*, from message 1 on; in their place: message 1 \(user\), message 2 \(assistant\)",
+        r"^4 messages left out from message 1 on; in their place message 1 \(user\), message 2 \(assistant\)",
     ),
     "one turn in the place of one": (
         [SYSTEM, user("uno"), assistant("Uno."), *HISTORY[3:]],
@@ -475,7 +475,7 @@ def test_what_was_done_to_a_history_is_the_cause(data):
             summary = {"role": data.draw(st.sampled_from(["user", "assistant", "system"])), "content": "So far: much."}
             changed, detail = (
                 [*history[:first], summary, *history[last + 1 :]],
-                f"{where}; in their place: message {first}",
+                f"{where}; in their place message {first}",
             )
         case ForkCause.SYSTEM_CHANGED:
             changed, detail = [user("no system") | {"role": "developer"}, *history[1:]], "message 0 (system)"

@@ -214,11 +214,11 @@ class Sessions:
                 return ForkCause.SYSTEM_CHANGED, "message 0 (system) is not the one seen before"
             if len(others) >= gone:
                 continue
-            left_out = f"{gone} earlier message{'s are' if gone > 1 else ' is'} left out, from message {known} on"
+            left_out = f"{gone} message{'s' if gone > 1 else ''} left out from message {known} on"
             if not others:
                 return ForkCause.TRIMMED, left_out
             names = ", ".join(f"message {i} ({messages[i].get('role')})" for i in others[:3])
-            return ForkCause.SUMMARISED, f"{left_out}; in their place: {names}{', ...' if len(others) > 3 else ''}"
+            return ForkCause.SUMMARISED, f"{left_out}; in their place {names}{', ...' if len(others) > 3 else ''}"
         return None
 
     def _rewritten(
