@@ -202,11 +202,11 @@ class Sessions:
             before = self._conversations[session]
             known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, digests, strict=False)))
             places = {d: i for i, d in enumerate(before)}
-            # What follows the last message that both have is new; but where they share no more than the beginning of
-            # a first request, it is in the place of all that followed there.
+            # What follows the last message that both have is new; but where no answer is left, it is in their place.
             last = max((i for i, d in enumerate(digests) if d in places), default=-1)
             there = before[known : places[digests[last]] + 1]
-            if 0 < known == last + 1 and not any(m.get("role") == "assistant" for m in messages[:known]):
+            kept = (m.get("role") for m, d in zip(messages, digests, strict=True) if d in places)
+            if known and "assistant" not in kept:
                 last, there = len(digests) - 1, before[known:]
             gone = (Counter(there) - Counter(digests[known : last + 1])).total()
             others = [i for i in range(known, last + 1) if digests[i] not in places]
