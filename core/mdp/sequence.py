@@ -135,13 +135,6 @@ class MergeReport:
     tokens: int
     forks: Mapping[str, int]
 
-    @property
-    def metrics(self) -> dict[str, int]:
-        """The numbers for `run.history`: "train/forks", and by cause below it."""
-        numbers = {name: getattr(self, name) for name in ("calls", "rows", "tokens", "tokens_unmerged")}
-        by_cause = {f"forks/{cause}": n for cause, n in sorted(self.forks.items())}
-        return {f"train/{k}": v for k, v in {**numbers, "forks": sum(self.forks.values()), **by_cause}.items()}
-
 
 def merge_report(trajectories: Seq[Trajectory], rows: Seq[TrainingRow]) -> MergeReport:
     """Count what merging saved, and the forks that kept conversations apart."""

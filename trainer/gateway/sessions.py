@@ -198,15 +198,16 @@ class Sessions:
         """The cause and detail of a fork whose conversation is an earlier one, but for whole messages."""
         # First the one with most of its messages; of equals the one with the latest.
         owners = Counter(self._owners[d] for d in reversed(digests) if d in self._owners)
-        for session, _ in owners.most_common():
-            before = self._conversations[session]
+        conversations = [self._conversations[session] for session, _ in owners.most_common()]
+        answers = {d for m, d in zip(messages, digests, strict=True) if m.get("role") == "assistant"}
+        answered = any(before[0] == digests[0] and not answers.isdisjoint(before) for before in conversations)
+        for before in conversations:
             known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, digests, strict=False)))
             places = {d: i for i, d in enumerate(before)}
             # What follows the last message that both have is new; but where no answer is left, it is in their place.
             last = max((i for i, d in enumerate(digests) if d in places), default=-1)
             there = before[known : places[digests[last]] + 1]
-            kept = (m.get("role") for m, d in zip(messages, digests, strict=True) if d in places)
-            if known and "assistant" not in kept:
+            if known and not answered:
                 last, there = len(digests) - 1, before[known:]
             gone = (Counter(there) - Counter(digests[known : last + 1])).total()
             others = [i for i in range(known, last + 1) if digests[i] not in places]
