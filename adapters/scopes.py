@@ -46,6 +46,11 @@ def agent_turn(name: str, *, parent: Scope | None = None) -> Scope | None:
     return tracing.start(semconv.INVOKE_AGENT, name, agent=name, parent=parent)
 
 
+def summariser(agent: str | None) -> str:
+    """The name of what summarises an agent's history within the agent, so that `agents=` can select or leave it out."""
+    return f"{agent or 'agent'}-summary"
+
+
 def model_call(
     model: str,
     provider: str | None,

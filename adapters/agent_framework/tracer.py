@@ -2,8 +2,9 @@
 
 Hook: the three places where the framework makes its own OpenTelemetry spans (agent-framework-core >= 1.21, < 2):
 `AgentTelemetryLayer.run`, `ChatTelemetryLayer.get_response` and `FunctionTool.invoke`; `RawAgent.run` for agents
-without telemetry; `Executor.execute`, because in a workflow an agent may go by its executor's id; and the middleware
-with which `HandoffBuilder` answers a handoff's tool call (agent-framework-orchestrations >= 1.4, < 2).
+without telemetry; `Executor.execute`, because in a workflow an agent may go by its executor's id;
+`SummarizationStrategy`, whose calls get a name of their own; and the middleware with which `HandoffBuilder` answers a
+handoff's tool call (agent-framework-orchestrations >= 1.4, < 2).
 They are patched: the framework's middleware is registered per agent or client, and its spans carry
 content only with a flag, stop when the user switches telemetry off, and belong to the user's provider, where they stay
 unchanged. Streams are followed by the framework's `with_pull_context_manager` and hooks.
@@ -24,12 +25,14 @@ from agl.adapters.aside import Aside
 from agl.adapters.base import INVALID
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, handoff, model_call, tool_end, tool_run
+from agl.adapters.scopes import agent_turn, handoff, model_call, summariser, tool_end, tool_run
 from agl.mdp.selection import Selection
 from agl.tracing.context import Scope, within
 
 _executor: ContextVar[Any] = ContextVar("agl_agent_framework_executor", default=None)
 """The workflow's executor that is running here."""
+_summarising: ContextVar[bool] = ContextVar("agl_agent_framework_summarising", default=False)
+"""Whether a model is called here to summarise the history."""
 
 
 class AgentFrameworkTracer(PatchingTracer):
@@ -41,7 +44,7 @@ class AgentFrameworkTracer(PatchingTracer):
     runnable = staticmethod(runnable)
 
     def _patch(self, patches: Patches) -> None:
-        from agent_framework import Executor, FunctionTool, RawAgent
+        from agent_framework import Executor, FunctionTool, RawAgent, SummarizationStrategy
         from agent_framework.observability import AgentTelemetryLayer, ChatTelemetryLayer
 
         for cls, name, around in (
@@ -49,7 +52,8 @@ class AgentFrameworkTracer(PatchingTracer):
             (RawAgent, "run", _running),
             (ChatTelemetryLayer, "get_response", _answering),
             (FunctionTool, "invoke", _invoking),
-            (Executor, "execute", _executing),
+            (Executor, "execute", _during(_executor, lambda executor: executor)),
+            (SummarizationStrategy, "__call__", _during(_summarising, lambda _: True)),
         ):
             patches.replace(cls, name, around(cls.__dict__[name]))
         # A package of its own. Its middleware answers a handoff's tool call itself, so that no tool is invoked.
@@ -76,16 +80,21 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
     return traced_run
 
 
-def _executing(execute: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(execute)
-    async def traced_execute(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = _executor.set(self)
-        try:
-            return await execute(self, *args, **kwargs)
-        finally:
-            _executor.reset(before)
+def _during(variable: ContextVar[Any], value: Callable[[Any], Any]) -> Callable[..., Any]:
+    """What sets a variable to a value of `self` while a method runs."""
 
-    return traced_execute
+    def around(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        async def traced(self: Any, *args: Any, **kwargs: Any) -> Any:
+            before = variable.set(value(self))
+            try:
+                return await method(self, *args, **kwargs)
+            finally:
+                variable.reset(before)
+
+        return traced
+
+    return around
 
 
 def _handing_off(process: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,14 +127,16 @@ def _name_in_workflow(agent: Any) -> str | None:
 def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(get_response)
     def traced_response(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tracing.current() is None:
+        here = tracing.current()
+        if here is None:
             return get_response(self, *args, **kwargs)
         _refusals(args[0] if args else kwargs.get("messages"))
         chosen = (kwargs.get("client_kwargs") or {}).get("model") or (kwargs.get("options") or {}).get("model")
         model = str(chosen or getattr(self, "model", None) or "")
 
         def begin() -> Scope | None:
-            return model_call(model, str(getattr(self, "otel_provider_name", "unknown")))
+            agent = summariser(here.agent) if _summarising.get() else None
+            return model_call(model, str(getattr(self, "otel_provider_name", "unknown")), agent=agent)
 
         call = functools.partial(get_response, self, *args, **kwargs)
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call, _answered)

@@ -22,7 +22,7 @@ from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
-from agl.adapters.scopes import model_call, place, tool_end, tool_run
+from agl.adapters.scopes import model_call, place, summariser, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
 from agl.tracing.provider_formats import finish_reason
@@ -225,6 +225,8 @@ def _handler() -> BaseCallbackHandler:
             if run is None:
                 return
             parent, agent = run.around, run.label.agent
+            if (metadata or {}).get("lc_source") == "summarization":
+                agent = summariser(agent or parent.agent)
             for name, call_id, text in _failed_calls(messages):
                 record_failed_call(name, call_id, text, parent=parent, agent=agent)
             params = kwargs.get("invocation_params") or {}

@@ -44,6 +44,8 @@ def _copy(agent: Any, memo: dict[int, Any]) -> Any:
     memo[id(registry._tool_providers)] = []
     for shared in (agent.model, agent._aux_model, agent.callback_handler, agent.tracer, agent._sandbox):
         memo[id(shared)] = shared
+    if (helper := getattr(agent.conversation_manager, "summarization_agent", None)) is not None:
+        memo[id(helper)] = _copy(helper, memo)
     if type(agent.callback_handler).__name__ == "PrintingCallbackHandler":
         from strands.handlers import null_callback_handler
 

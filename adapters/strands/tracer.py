@@ -3,7 +3,8 @@
 Hook: the three middleware stages that every agent runs through (strands-agents >= 1.62, < 2). Strands registers hooks
 and middleware per agent only, so `MiddlewareRegistry.compose`, where each stage's chain is made, is patched; agents
 made earlier are traced too. Its OpenTelemetry spans are the user's and stay unchanged.
-`Agent.structured_output_async` (deprecated) calls the model past the stages and is patched as well.
+`Agent.structured_output_async` (deprecated) and the manager that summarises call the model past the stages and are
+patched as well.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import contextlib
 import functools
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
 from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, around_async, model_call, tool_run
+from agl.adapters.scopes import agent_turn, around, around_async, model_call, summariser, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
 from agl.tracing.context import Scope, within
@@ -48,10 +50,12 @@ class StrandsTracer(PatchingTracer):
 
     def _patch(self, patches: Patches) -> None:
         from strands import Agent
+        from strands.agent.conversation_manager import SummarizingConversationManager
         from strands.middleware._registry import MiddlewareRegistry
 
         patches.replace(MiddlewareRegistry, "compose", _composing(MiddlewareRegistry.compose))
         patches.replace(Agent, "structured_output_async", around_async(_structured)(Agent.structured_output_async))
+        patches.method(SummarizingConversationManager, "_generate_summary_with_model", around(_summarising))
 
 
 def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
@@ -79,6 +83,11 @@ def _structured(agent: Any, *_: Any, **__: Any) -> Iterator[Callable[[Any], None
         yield returns
 
 
+def _summarising(manager: Any, messages: Any, agent: Any) -> AbstractContextManager[Callable[[Any], None]]:
+    here = tracing.current()
+    return within(_start_chat(agent.aux_model, agent, summariser(here and here.agent)))
+
+
 def _failure(error: BaseException | None) -> BaseException | None:
     """The error, unless Strands raised it to pause an agent for a human."""
     from strands.interrupt import InterruptException
@@ -91,12 +100,12 @@ def _start_agent(agent: Any) -> Scope | None:
     return None if name is None else agent_turn(name)
 
 
-def _start_chat(model: Any, agent: Any) -> Scope | None:
+def _start_chat(model: Any, agent: Any, name: str | None = None) -> Scope | None:
     config = model.get_config()
     model_id = config.get("model_id") if hasattr(config, "get") else None
     session = getattr(getattr(agent, "_session_manager", None), "session_id", None)
     conversation = {semconv.CONVERSATION_ID: session}
-    return model_call(str(model_id or ""), _provider(model), attributes=conversation)
+    return model_call(str(model_id or ""), _provider(model), agent=name, attributes=conversation)
 
 
 def _model_stage(terminal: Chain) -> Chain:

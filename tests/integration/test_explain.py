@@ -268,6 +268,7 @@ def test_the_facts_of_json_have_the_names_that_users_read(trained: agl.Result) -
         "total_reward",
         "calls",
         "rows",
+        "forks",
         "tools",
         "provider_calls",
         "cost",

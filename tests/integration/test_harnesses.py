@@ -36,7 +36,11 @@ from documents import blocks, commands
 from launching import Trace, chats, facts, launch, outline, show
 
 from agl import semconv
+from agl.mdp.types import int_array
+from agl.messages import read
+from agl.messages.write import to_openai
 from agl.testing.provider import Provider, Reply, serve
+from agl.trainer.gateway.sessions import Sessions
 
 pytestmark = pytest.mark.slow
 NOT_OF_THE_TASK = (".git/", ".aider", "facts.json")
@@ -195,6 +199,49 @@ def test_its_sub_agents_have_names_of_their_own(place: Place, provider: Provider
     ]
     assert [by for by, said in calls if "It says hello." in said] == [name]
     assert len([by for by, said in calls if by == agent.name]) >= 2, calls
+
+
+SUMMARY = "So far the greeting was read."
+
+
+@pytest.mark.night
+def test_its_compaction_has_a_name_and_what_follows_is_a_fork(place: Place, provider: Provider) -> None:
+    """The model's answers count ten tokens, which is above a limit that is set for the test."""
+    agent = place.agent
+    if agent.compacts is None:
+        pytest.skip(f"no limit is known above which {agent.name} compacts")
+    lower, phrase, name, after, cause = agent.compacts
+    # What follows holds the summary, and maybe no call that would tell how far it is.
+    others = {phrase: (Reply(SUMMARY),), SUMMARY: (after,)}
+    place.renew(agent.turns(place.work), others)
+    lower(place.home)
+    done = place.traced()
+    assert (done.returncode == 0) == (after.status == 200), done.stdout + done.stderr
+    calls = [
+        (s["attributes"][semconv.AGENT_NAME], s["attributes"].get(semconv.OUTPUT_MESSAGES, ""))
+        for s in chats(place.trace())
+    ]
+    assert {by for by, said in calls if SUMMARY in said} == {name}
+    assert [by for by, _ in calls if by == agent.name]
+    assert causes(provider, agent.name, phrase) == ([] if cause is None else [cause])
+
+
+def causes(provider: Provider, agent: str, phrase: str) -> list[str]:
+    """Why requests of the task fork, as the gateway of a policy that answers all of them would see it."""
+    sessions, found = Sessions(), []
+    sent = [(to_openai(read.body(seen.body), text_only=False), seen.raw.decode()) for seen in generated(provider)]
+    for number, (messages, raw) in enumerate(sent):
+        aside = any(words in raw for words in (phrase, *SIDE))
+        match = sessions.match("policy", messages, None, "other" if aside else agent)
+        if match.cause and not aside:
+            found.append(match.cause.value)
+        # The answer, with the provider's ids of tool calls, is what the next request has there.
+        n = len(messages)
+        later = (following[n] for following, _ in sent[number + 1 :] if following[:n] == messages and following[n:])
+        answer = next((m for m in later if m["role"] == "assistant"), {"role": "assistant", "content": f"{SUMMARY} "})
+        session = match.parent.session if match.parent else str(number)
+        sessions.remember(match, str(number), session, int_array([number]), int_array([number]), answer)
+    return found
 
 
 AT_NIGHT = [agent for agent in AGENTS if agent.name != "pi"]

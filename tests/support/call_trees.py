@@ -1,4 +1,5 @@
-"""Random call trees: conversations that grow, fork, interleave and sample in parallel, over a small vocabulary."""
+"""Random call trees: conversations that grow, fork, are compacted, interleave and sample in parallel, over a small
+vocabulary."""
 
 from __future__ import annotations
 
@@ -43,18 +44,19 @@ def trajectory(calls: list[Call], rollout: str = "r") -> Trajectory:
 
 
 def random_calls(
-    rng: np.random.Generator, n_calls: int, *, rollout: str = "r", vocabulary: int = VOCABULARY
+    rng: np.random.Generator, n_calls: int, *, rollout: str = "r", vocabulary: int = VOCABULARY, compacts: bool = False
 ) -> list[Call]:
-    """`n_calls` calls: each continues, forks or repeats an earlier context, or starts another."""
+    """`n_calls` calls: each continues, forks or repeats an earlier context, or starts another; or compacts one."""
 
     def tokens(low: int, high: int) -> list[int]:
         return rng.integers(0, vocabulary, rng.integers(low, high)).tolist()
 
+    kinds = ["new", "grow", "grow", "grow", "fork", "again", *(("trim", "summary") if compacts else ())]
     system = tokens(1, 24)
     contexts: list[tuple[list[int], list[int]]] = []
     calls: list[Call] = []
     for k in range(n_calls):
-        kind = rng.choice(["new", "grow", "grow", "grow", "fork", "again"]) if contexts else "new"
+        kind = rng.choice(kinds) if contexts else "new"
         prompt, answer = contexts[rng.integers(len(contexts))] if contexts else ([], [])
         match kind:
             case "new":
@@ -64,6 +66,12 @@ def random_calls(
             case "fork":
                 whole = prompt + answer
                 prompt = whole[: rng.integers(1, len(whole) + 1)] + tokens(0, 4)
+            case "trim" | "summary":
+                # The middle is gone or replaced; what was sampled before and after it stands in the prompt.
+                whole = prompt + answer
+                start, end = sorted(rng.integers(0, len(whole) + 1, 2))
+                between = tokens(1, 4) if kind == "summary" else []
+                prompt = whole[:start] + between + whole[end:] + tokens(0, 4) or system
             case "again":
                 pass
         response = answer if kind == "again" and rng.random() < 0.5 else tokens(0, 6)
@@ -80,6 +88,5 @@ def trajectories(draw: st.DrawFn, max_calls: int = 10, rollout: str = "r") -> Tr
     seed = draw(st.integers(0, 2**32 - 1))
     vocabulary = draw(st.sampled_from([2, 4, VOCABULARY]))
     n_calls = draw(st.integers(1, max_calls))
-    return trajectory(
-        random_calls(np.random.default_rng(seed), n_calls, rollout=rollout, vocabulary=vocabulary), rollout
-    )
+    rng = np.random.default_rng(seed)
+    return trajectory(random_calls(rng, n_calls, rollout=rollout, vocabulary=vocabulary, compacts=True), rollout)

@@ -34,6 +34,8 @@ class CodingAgent:
         random: what differs between two runs in a request's body: a pattern, and what stands for it.
         side: the agents that ask something beside the task. delegates: the turns of an agent that starts another one,
             what the other gets to do, and its name.
+        compacts: (home) -> sets its limit so low that it compacts its history; a phrase of the call that summarises;
+            the agent of that call; what is answered next; why that request is a fork, None if the summary is in none.
     """
 
     name: str
@@ -46,6 +48,7 @@ class CodingAgent:
     random: Mapping[str, str] = field(default_factory=dict)
     side: tuple[str, ...] = ()
     delegates: tuple[Callable[[Path], Turns], str, str] | None = None
+    compacts: tuple[Callable[[Path], None], str, str, Reply, str | None] | None = None
 
     @property
     def path(self) -> str | None:
@@ -136,6 +139,39 @@ def pi(home: Path, provider: Provider) -> dict[str, str]:
     return {"LAB_KEY": KEY}
 
 
+def changed(path: Path, change: Callable[[Any], None]) -> None:
+    """Change what a file of JSON holds, which may begin with a comment."""
+    settings = json.loads(re.sub("^//.*", "", path.read_text()))
+    change(settings)
+    path.write_text(json.dumps(settings))
+
+
+def codex_compacts(home: Path) -> None:
+    file = home / ".codex/config.toml"
+    file.write_text(f"model_auto_compact_token_limit = 5\n{file.read_text()}")
+
+
+def opencode_compacts(home: Path) -> None:
+    limit = {"context": 12, "output": 4}
+    changed(
+        home / ".config/opencode/opencode.json", lambda s: s["provider"]["lab"]["models"]["m"].update({"limit": limit})
+    )
+
+
+def qwen_compacts(home: Path) -> None:
+    compression = {"chatCompression": {"contextPercentageThreshold": 0.00001}}
+    changed(home / ".qwen/settings.json", lambda s: s["model"].update(compression))
+
+
+def pi_compacts(home: Path) -> None:
+    """The last of its answers is one too many; the session that it would go on with is compacted."""
+    changed(
+        home / ".pi/agent/models.json", lambda s: s["providers"]["lab"]["models"][0].update({"contextWindow": 16389})
+    )
+    compaction = {"enabled": True, "reserveTokens": 16384, "keepRecentTokens": 1}
+    (home / ".pi/agent/settings.json").write_text(json.dumps({"compaction": compaction}))
+
+
 def claude(home: Path, provider: Provider) -> dict[str, str]:
     (home / ".claude").mkdir()
     (home / ".claude/settings.json").write_text(json.dumps({"env": {"ANTHROPIC_BASE_URL": provider.root}}))
@@ -189,6 +225,7 @@ AGENTS = (
             "Sub-agent: read it.",
             "codex-task",
         ),
+        compacts=(codex_compacts, "CONTEXT CHECKPOINT COMPACTION", "codex-compaction", Reply("Done."), "summarised"),
     ),
     CodingAgent(
         name="opencode",
@@ -212,6 +249,15 @@ AGENTS = (
             "Sub-agent: read it.",
             "opencode-task",
         ),
+        # Each answer is above the limit, so that it would compact for ever.
+        compacts=(
+            opencode_compacts,
+            "You are a context summarization",
+            "opencode-compaction",
+            Reply(status=400),
+            # Three messages in the place of two.
+            "history_rewritten",
+        ),
     ),
     CodingAgent(
         name="qwen",
@@ -232,6 +278,8 @@ AGENTS = (
             "Sub-agent: read it.",
             "qwen-task",
         ),
+        # A summary that is longer than the history was, as it counts it, is thrown away.
+        compacts=(qwen_compacts, "the component that summarizes", "qwen-compression", Reply("Done."), None),
     ),
     CodingAgent(
         name="pi",
@@ -244,6 +292,7 @@ AGENTS = (
             Reply("Done."),
         ),
         config=".pi",
+        compacts=(pi_compacts, "You are a context summarization assistant", "pi-compaction", Reply("Done."), None),
     ),
     CodingAgent(
         name="claude",

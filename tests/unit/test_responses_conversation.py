@@ -121,7 +121,7 @@ async def test_a_response_branches_and_instructions_are_not_carried_over():
         await ask(attempt, "d", previous_response_id=first.id)
         calls = await attempt.close()
     assert [c.parent_id for c in calls] == [None, first.id, first.id, None]
-    assert calls[3].fork_cause == "history_rewritten"
+    assert calls[3].fork_cause == "trimmed"
     assert "be brief" not in quick_tokenizer().decode(calls[3].prompt_ids)
 
 

@@ -16,7 +16,7 @@ from scripted import TOOLS, Attempt, in_loop, quick_tokenizer, serving, tool_cal
 from tiny_tokenizers import template_tokenizer
 
 from agl.mdp.types import Call, int_array
-from agl.trainer.gateway.sessions import Sessions
+from agl.trainer.gateway.sessions import ForkCause, Sessions
 from agl.trainer.rendering.digests import digest
 
 SYSTEM = {"role": "system", "content": "Use the calculator."}
@@ -203,10 +203,11 @@ REWRITES = {
     "the last answer edited": (rewritten(_4="edited"), "assistant_rewritten", r"message 4 \(assistant\) is not the"),
     "a question edited": (rewritten(_1="uno"), "history_rewritten", r"message 1 \(user\)"),
     "a later question edited": (rewritten(_3="due"), "history_rewritten", r"message 3 \(user\)"),
-    "the system prompt edited": (rewritten(_0="It is noon."), "history_rewritten", r"message 0 \(system\)"),
-    "the first turn dropped": ([SYSTEM, *HISTORY[3:]], "history_rewritten", r"message 1 \(user\)"),
-    "all but the last turn dropped": (HISTORY[3:], "history_rewritten", r"message 0 \(user\)"),
-    "a question dropped": ([*HISTORY[:3], *HISTORY[4:]], "assistant_rewritten", r"message 3 \(assistant\) was not"),
+    "the system prompt edited": (rewritten(_0="It is noon."), "system_changed", r"message 0 \(system\)"),
+    "the first turn dropped": ([SYSTEM, *HISTORY[3:]], "trimmed", "2 messages left out from message 1 on$"),
+    "all but the last turn dropped": (HISTORY[3:], "trimmed", "3 messages left out from message 0 on$"),
+    "a question dropped": ([*HISTORY[:3], *HISTORY[4:]], "trimmed", "1 message left out from message 3 on$"),
+    "a middle turn dropped": ([*HISTORY[:1], *HISTORY[3:]], "trimmed", "2 messages left out"),
     "an answer injected": (
         [*HISTORY[:5], user("so"), assistant("indeed"), user("three")],
         "assistant_rewritten",
@@ -224,8 +225,38 @@ REWRITES = {
     ),
     "a summary in place of the past": (
         [user("Summary: one was answered."), *HISTORY[3:]],
+        "summarised",
+        r"3 messages left out from message 0 on; in their place message 0 \(user\)$",
+    ),
+    "a summary after the system prompt": (
+        [SYSTEM, user("Summary: one was answered."), *HISTORY[4:]],
+        "summarised",
+        r"3 messages left out from message 1 on; in their place message 1 \(user\)$",
+    ),
+    "a summary in the system prompt": (
+        [{"role": "system", "content": "Use the calculator. So far: one."}, *HISTORY[3:]],
+        "summarised",
+        r"in their place message 0 \(system\)$",
+    ),
+    "a summary as an answer": (
+        [SYSTEM, assistant("So far one was answered."), *HISTORY[3:]],
+        "summarised",
+        r"in their place message 1 \(assistant\)$",
+    ),
+    "all but the first request summarised": (
+        [*HISTORY[:2], user("So far: one and two were answered.")],
+        "summarised",
+        r"3 messages left out from message 2 on; in their place message 2 \(user\)$",
+    ),
+    "a summary that another call wrote, and nothing else": (
+        [SYSTEM, user("What was done?"), assistant("the third answer"), user("Go on.")],
+        "summarised",
+        r"^4 messages left out from message 1 on; in their place message 1 \(user\), message 2 \(assistant\)",
+    ),
+    "one turn in the place of one": (
+        [SYSTEM, user("uno"), assistant("Uno."), *HISTORY[3:]],
         "history_rewritten",
-        r"message 0 \(user\)",
+        r"message 1 \(user\)",
     ),
 }  # fmt: skip
 
@@ -240,6 +271,8 @@ async def test_a_rewritten_history_forks_with_its_cause(name):
         await attempt.chat(HISTORY[:4])
         if name == "an answer injected":
             await attempt.chat(HISTORY)
+        if name == "a summary that another call wrote, and nothing else":
+            await attempt.chat([user("Summarise: one, two.")])
         await attempt.chat(messages)
         call = (await attempt.close())[-1]
     assert (call.parent_id, call.fork_cause) == (None, cause)
@@ -419,6 +452,46 @@ def test_a_result_belongs_to_its_call():
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
+def test_what_was_done_to_a_history_is_the_cause(data):
+    """A conversation of any length; any of its messages are left out, replaced or edited, and it goes on from there."""
+    sessions, turns = Sessions(), data.draw(st.integers(2, 6))
+    history = [SYSTEM]
+    for i in range(turns):
+        history.append(user(f"question {i}"))
+        match = sessions.match("policy", history, None, "agent")
+        history.append(assistant(f"this is answer {i}"))
+        sessions.remember(match, f"call{i}", "s", int_array([1]), int_array([2]), history[-1])
+    # Other conversations of the attempt do not matter, however alike they begin.
+    other = [SYSTEM, user("another thing")]
+    sessions.remember(sessions.match("policy", other, None), "o", "o", int_array([1]), int_array([2]), assistant("ok"))
+    # The last answer stays: it is how the conversation is known.
+    first, last = sorted(data.draw(st.lists(st.integers(1, 2 * turns - 1), min_size=2, max_size=2, unique=True)))
+    done = data.draw(st.sampled_from(ForkCause))
+    where = f"from message {first} on"
+    match done:
+        case ForkCause.TRIMMED:
+            changed, detail = [*history[:first], *history[last:]], where
+        case ForkCause.SUMMARISED:
+            summary = {"role": data.draw(st.sampled_from(["user", "assistant", "system"])), "content": "So far: much."}
+            changed, detail = (
+                [*history[:first], summary, *history[last + 1 :]],
+                f"{where}; in their place message {first}",
+            )
+        case ForkCause.SYSTEM_CHANGED:
+            changed, detail = [user("no system") | {"role": "developer"}, *history[1:]], "message 0 (system)"
+        case ForkCause.HISTORY_REWRITTEN | ForkCause.ASSISTANT_REWRITTEN:
+            changed, detail = copy.deepcopy(history), f"message {first} ({history[first]['role']}) is not the"
+            changed[first]["content"] = "something else"
+            done = ForkCause.HISTORY_REWRITTEN if first % 2 else ForkCause.ASSISTANT_REWRITTEN
+        case _:
+            changed, detail, done = history, None, None
+    match = sessions.match("policy", [*changed, user("the next question")], None, "agent")
+    assert match.cause is done
+    assert match.detail is None if detail is None else detail in str(match.detail)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
 def test_a_request_continues_exactly_the_longest_conversation_that_it_extends(data):
     """Against the definition: a list of whole conversations, compared message by message."""
     sessions, past = Sessions(), []
@@ -446,8 +519,10 @@ def test_a_request_continues_exactly_the_longest_conversation_that_it_extends(da
             if fits:
                 assert match.cause is not None
             elif not any(m["role"] == "assistant" for m in messages):
-                assert match.cause is None
+                # An earlier request, and fewer messages than followed it there.
+                asked = [p[0] for p in past if messages[: len(p[0]) - 1] == p[0][:-1] and len(messages) >= len(p[0])]
+                assert match.cause is None or (match.cause is ForkCause.SUMMARISED and asked)
 
-        reply = assistant(data.draw(texts))
-        sessions.remember(match, f"call{number}", "s", int_array([1]), int_array([2]), reply)
+        reply, session = assistant(data.draw(texts)), match.parent.session if match.parent else f"s{number}"
+        sessions.remember(match, f"call{number}", session, int_array([1]), int_array([2]), reply)
         past.append(([*messages, reply], tools, f"call{number}"))

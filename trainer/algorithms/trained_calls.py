@@ -15,7 +15,7 @@ from agl.trainer.algorithms.source import Rows, Sample
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.faults import fault_counts, hopeless_groups
-from agl.trainer.run.results import costs, mean_rewards, rollout_seconds
+from agl.trainer.run.results import costs, mean_rewards, merge_counts, rollout_seconds
 from agl.trainer.run.run import Run
 from agl.trainer.store.types import TrainedCall
 
@@ -116,11 +116,7 @@ def facts(
     entry |= {
         "train/updated_policies": len(metrics),
         "train/trained_rollouts": len({t.rollout_id for t in worth.trajectories}),
-        "train/calls": merged.calls,
-        "train/rows": merged.rows,
-        "train/tokens": merged.tokens,
-        "train/tokens_unmerged": merged.tokens_unmerged,
-        "train/forks": sum(merged.forks.values()),
+        **merge_counts(merged),
     }
     for name, version in policies.versions.items():
         prefix = "" if len(policies) == 1 else f"{name}/"

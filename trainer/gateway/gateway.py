@@ -252,7 +252,7 @@ class Gateway:
         on_tokens: OnTokens | None,
     ) -> list[Reply]:
         """Render the prompt once and sample every choice after it; `choices` is filled for the record of a failure."""
-        prompt, forced, match = await self._rendered(pending.access, served, request)
+        prompt, forced, match = await self._rendered(pending, served, request)
         choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
         sampling = _sampling(served, pending.access.rules, request.sampling, prompt.size)
         if request.sampling.grammar or request.force_tool or _strict(request.tools):
@@ -300,10 +300,11 @@ class Gateway:
         return sampling
 
     async def _rendered(
-        self, access: Access, served: ServedPolicy, request: ChatRequest
+        self, pending: PendingRequest, served: ServedPolicy, request: ChatRequest
     ) -> tuple[IntArray, IntArray, SessionMatch]:
         """What `rendered_prompt` returns, made on the event loop or, of a large request, in its attempt's turn."""
-        match_arguments = (served.name, request.messages, request.tools)
+        access = pending.access
+        match_arguments = (served.name, request.messages, request.tools, pending.agent)
         if _is_large(request.messages, LARGE_MESSAGES, LARGE_BYTES):
             async with access.turns as turn:
                 match = await turn.run(access.sessions.match, *match_arguments)

@@ -6,9 +6,11 @@ returned, and then new ones. Everything else is a new conversation or a fork wit
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -26,10 +28,19 @@ DISTINCTIVE_LENGTH = 8
 class ForkCause(StrEnum):
     """Why the next request of a conversation could not be continued token for token."""
 
+    TRIMMED = "trimmed"
+    """Messages are left out."""
+    SUMMARISED = "summarised"
+    """Messages are left out, and fewer new ones are in their place."""
+    SYSTEM_CHANGED = "system_changed"
+    """Only the system prompt is another one."""
     HISTORY_REWRITTEN = "history_rewritten"
+    """A message is another one, or an earlier state of the conversation is taken up again."""
     ASSISTANT_REWRITTEN = "assistant_rewritten"
+    """An answer is not the sampled one, or was not sampled here."""
     TOOLS_CHANGED = "tools_changed"
     TEMPLATE = "template"
+    """The chat template writes earlier messages otherwise once others follow."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +79,7 @@ class SessionMatch:
         digests: of its messages.
         chain: entry n is a hash of the first n messages.
         tools: digest of its policy and tools.
+        agent: that sent it.
         buffer: of its prompt, once that is rendered and continues a call.
     """
 
@@ -78,6 +90,7 @@ class SessionMatch:
     digests: tuple[bytes, ...]
     chain: tuple[bytes, ...]
     tools: bytes
+    agent: str | None = None
     buffer: TokenBuffer | None = None
 
 
@@ -87,16 +100,22 @@ class Sessions:
 
     _turns: dict[bytes, dict[bytes, Turn]] = field(default_factory=dict)
     """Chain entry of a conversation that ends with a sampled answer -> digest of policy and tools -> turn."""
-    _prompts: set[bytes] = field(default_factory=set)
-    """Chain entries of whole requests."""
+    _prompts: dict[bytes, str | None] = field(default_factory=dict)
+    """Chain entry of a whole request -> the agent that sent it last."""
     _prefixes: set[bytes] = field(default_factory=set)
     """Chain entries of every beginning of every conversation."""
     _replies: dict[bytes, set[bytes]] = field(default_factory=dict)
     """Digest of a sampled answer -> digests of the messages that it followed."""
     _tool_calls: set[str] = field(default_factory=set)
     """Ids of the tool calls in sampled answers."""
+    _conversations: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
+    """Session -> digests of its messages, at its latest turn."""
+    _owners: dict[bytes, str] = field(default_factory=dict)
+    """Digest of a message -> the session that held it last."""
 
-    def match(self, policy: str, messages: Sequence[Message], tools: Sequence[Any] | None) -> SessionMatch:
+    def match(
+        self, policy: str, messages: Sequence[Message], tools: Sequence[Any] | None, agent: str | None = None
+    ) -> SessionMatch:
         """Find the longest earlier conversation that this request extends."""
         digests = tuple(map(digest, messages))
         chain = _chain(digests)
@@ -107,16 +126,21 @@ class Sessions:
             if turns is None:
                 continue
             if any(m.get("role") == "assistant" for m in messages[n:]):
-                cause, detail = self._rewritten(messages, chain)
+                cause, detail = self._rewritten(messages, digests, chain)
             elif tools_digest in turns:
                 parent, new = turns[tools_digest], n
             else:
                 cause, detail = ForkCause.TOOLS_CHANGED, "the tools are not those of the turn before"
             break
         else:
+            known = self._known_prefix(chain)
             if self._is_known(messages, digests, chain):
-                cause, detail = self._rewritten(messages, chain)
-        return SessionMatch(parent, new, cause, detail, digests, chain, tools_digest)
+                cause, detail = self._rewritten(messages, digests, chain)
+            elif known < len(messages) and chain[known] in self._prompts and self._prompts[chain[known]] == agent:
+                # Its own earlier request, and other messages where its answer was: all of the past became a summary.
+                shape = self._compacted(messages, digests)
+                cause, detail = shape if shape and shape[0] is ForkCause.SUMMARISED else (None, None)
+        return SessionMatch(parent, new, cause, detail, digests, chain, tools_digest, agent)
 
     def remember(
         self,
@@ -138,7 +162,9 @@ class Sessions:
         reply_digest = digest(reply)
         end = hash_of(match.chain[-1] + reply_digest)
         self._turns.setdefault(end, {})[match.tools] = Turn(call_id, prompt_ids, response_ids, session, match.buffer)
-        self._prompts.add(match.chain[-1])
+        self._prompts[match.chain[-1]] = match.agent
+        self._conversations[session] = (*match.digests, reply_digest)
+        self._owners.update(dict.fromkeys(self._conversations[session], session))
         self._prefixes.update(match.chain[1:], (end,))
         self._replies.setdefault(reply_digest, set()).add(match.digests[-1])
         self._tool_calls.update(_tool_call_ids(reply))
@@ -168,11 +194,43 @@ class Sessions:
                 return True
         return False
 
-    def _rewritten(self, messages: Sequence[Message], chain: Sequence[bytes]) -> tuple[ForkCause, str]:
-        """The cause and detail of a fork: the first message that differs from the earlier conversation."""
+    def _compacted(self, messages: Sequence[Message], digests: Sequence[bytes]) -> tuple[ForkCause, str] | None:
+        """The cause and detail of a fork whose conversation is an earlier one, but for whole messages."""
+        # First the one with most of its messages; of equals the one with the latest.
+        owners = Counter(self._owners[d] for d in reversed(digests) if d in self._owners)
+        conversations = [self._conversations[session] for session, _ in owners.most_common()]
+        answers = {d for m, d in zip(messages, digests, strict=True) if m.get("role") == "assistant"}
+        answered = any(before[0] == digests[0] and not answers.isdisjoint(before) for before in conversations)
+        for before in conversations:
+            known = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, digests, strict=False)))
+            places = {d: i for i, d in enumerate(before)}
+            # What follows the last message that both have is new; but where no answer is left, it is in their place.
+            last = max((i for i, d in enumerate(digests) if d in places), default=-1)
+            there = before[known : places[digests[last]] + 1]
+            if known and not answered:
+                last, there = len(digests) - 1, before[known:]
+            gone = (Counter(there) - Counter(digests[known : last + 1])).total()
+            others = [i for i in range(known, last + 1) if digests[i] not in places]
+            if others == [0] and gone <= 1 and messages[0].get("role") in ("system", "developer"):
+                return ForkCause.SYSTEM_CHANGED, "message 0 (system) is not the one seen before"
+            if len(others) >= gone:
+                continue
+            left_out = f"{gone} message{'s' if gone > 1 else ''} left out from message {known} on"
+            if not others:
+                return ForkCause.TRIMMED, left_out
+            names = ", ".join(f"message {i} ({messages[i].get('role')})" for i in others[:3])
+            return ForkCause.SUMMARISED, f"{left_out}; in their place {names}{', ...' if len(others) > 3 else ''}"
+        return None
+
+    def _rewritten(
+        self, messages: Sequence[Message], digests: Sequence[bytes], chain: Sequence[bytes]
+    ) -> tuple[ForkCause, str]:
+        """The cause and detail of a fork: what was compacted, or the first message that differs."""
         known = self._known_prefix(chain)
         if known == len(messages):
             return ForkCause.HISTORY_REWRITTEN, "an earlier state of the conversation was taken up again"
+        if compacted := self._compacted(messages, digests):
+            return compacted
         if chain[known] in self._turns:
             answer = next(i for i in range(known, len(messages)) if messages[i].get("role") == "assistant")
             # Anything may follow a sampled answer, but for an answer that is not ours.

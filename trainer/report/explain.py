@@ -145,6 +145,9 @@ def renderable(report: RolloutReport, calls: Container[int] | None = None) -> Gr
             missing = len(report.provider_calls) - report.n_priced
             rest = f"; the price of {missing} is not known" if missing else ""
             lines.append(Text(f"cost      {dollars(report.cost)}{rest}"))
+    if report.forks:
+        counted = ", ".join(f"{n} {cause}" for cause, n in report.forks.items())
+        lines.append(Text(printable(f"forks     {counted}"), style="yellow"))
     if report.rows:
         table = Table(title="training rows", title_justify="left", box=None, pad_edge=False)
         for column in ("policy", "calls merged", "tokens", "trained", "tokens if unmerged", "shape"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
@@ -171,6 +172,11 @@ class RolloutReport:
         """How many of the other models' calls have a known price."""
         return sum(call.cost is not None for call in self.provider_calls)
 
+    @property
+    def forks(self) -> dict[str, int]:
+        """Cause -> how many conversations could not be continued token for token."""
+        return dict(Counter(call.call.fork_cause for call in self.calls if call.call.fork_cause).most_common())
+
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values."""
         return {
@@ -185,6 +191,7 @@ class RolloutReport:
             "total_reward": self.total_reward,
             "calls": [call.to_json() for call in self.calls],
             "rows": [asdict(row) for row in self.rows],
+            "forks": self.forks,
             "tools": list(self.tools),
             "provider_calls": [asdict(call) for call in self.provider_calls],
             "cost": self.cost,

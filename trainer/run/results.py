@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agl.errors import AglError, DatasetError
+from agl.mdp.sequence import MergeReport
 from agl.mdp.types import Reward
 from agl.trainer.report import prices
 from agl.trainer.report.statistics import reward_interval
@@ -122,3 +123,15 @@ def require_tasks(tasks: Sequence[Any], name: str) -> None:
     """Raise `DatasetError` for an empty dataset."""
     if len(tasks) == 0:
         raise DatasetError(f"{name} is empty", hint="give at least one task: any JSON value, usually a dict")
+
+
+def merge_counts(merged: MergeReport) -> dict[str, int]:
+    """What merging saved, for `run.history`: "train/forks", and by cause below it."""
+    return {
+        "train/calls": merged.calls,
+        "train/rows": merged.rows,
+        "train/tokens": merged.tokens,
+        "train/tokens_unmerged": merged.tokens_unmerged,
+        "train/forks": sum(merged.forks.values()),
+        **{f"train/forks/{cause}": n for cause, n in sorted(merged.forks.items())},
+    }

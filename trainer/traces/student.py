@@ -186,7 +186,7 @@ def _rendered(rendering: Rendering, sessions: Sessions, call: Call, conversation
         NoConversationError: the chat template does not write this answer.
     """
     messages, tools = conversation.messages, list(conversation.tools) or None
-    match = sessions.match(str(call.policy), messages, tools)
+    match = sessions.match(str(call.policy), messages, tools, call.agent)
     request = ChatRequest(messages, tools, None, Sampling(max_tokens=0))
     try:
         prompt_ids, _, match = rendered_prompt(rendering, request, match)

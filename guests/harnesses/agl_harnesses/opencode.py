@@ -29,8 +29,8 @@ class OpenCode(Harness):
     versions = ("1.18.33",)
     sub_agents: ClassVar[Mapping[str, str]] = {
         "title": "You are a title generator",
-        "compaction": "You are an anchored context summarization assistant",
-        "summary": "You are a helpful AI assistant tasked with summarizing conversations",
+        "compaction": "You are a context summarization agent",
+        "summary": "Summarize what was done in this conversation",
     }
 
     def providers(self, attempt: Attempt) -> Providers:

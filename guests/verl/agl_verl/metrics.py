@@ -9,7 +9,7 @@ from typing import Any
 
 from agl.mdp.sequence import merge_report
 from agl.trainer.run.faults import fault_counts
-from agl.trainer.run.results import mean_rewards
+from agl.trainer.run.results import mean_rewards, merge_counts
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.types import TrainedCall
 from agl_verl.events import StepResult
@@ -65,11 +65,9 @@ def facts(result: StepResult, groups: Sequence[GroupRecord], rows: Sequence[Row]
         "train/dropped_groups": sum(s.dropped_groups for s in scored),
         "train/groups": len(scored),
         "train/zero_variance_groups": sum(s.zero_variance_groups for s in scored),
-        "train/calls": merged.calls,
+        **merge_counts(merged),
         "train/rows": len(rows),
         "train/tokens": sum(row.tag["seq_len"] for row in rows),
-        "train/tokens_unmerged": merged.tokens_unmerged,
-        "train/forks": sum(merged.forks.values()),
         "policy_version": result.step,
         "seconds": seconds,
         "rollouts_per_second": len(results) / max(1e-9, seconds),

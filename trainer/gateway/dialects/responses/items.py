@@ -44,6 +44,14 @@ def messages_of(items: Sequence[Any], stored_items: Mapping[str, Item]) -> list[
 
 def _checked(item: Item, where: str) -> Item:
     """The known fields of an item, or an error that names the one at fault."""
+    if item.get("type") == "compaction":
+        raise RequestError(
+            400,
+            f"{where} is a compaction, which only OpenAI's models can read; trim the session, or summarise with a "
+            "model of your own",
+            code="unsupported_value",
+            param=where,
+        )
     only = "messages, reasoning and function calls"
     item = typed({**item, "type": item.get("type") or "message"}, _ITEMS, where, only)
     role = item.get("role")
