@@ -22,6 +22,7 @@ CAUSES: Final = {
     "length": "its answer was cut at its longest",
     "unparsable": "its framework could not parse its answer",
     "turns": "it used up its turns",
+    "limit": "what it ran exceeded a limit of its sandbox",
 }
 """The causes, and what each says of an agent."""
 READING: Final = "reading"

@@ -45,6 +45,10 @@ class Codex(Harness):
         base = settings.get("openai_base_url") if own is None else own.get("base_url")
         return {"openai": base or PROVIDERS["openai"]}
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words[1:1] = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        attempt.words += ["-m", model, task]
+
     def point(self, attempt: Attempt) -> None:
         name, own, _ = _provider(attempt)
         place = "openai_base_url" if own is None else f"model_providers.{name}.base_url"
