@@ -80,7 +80,7 @@ def find_fault(index: SpanIndex) -> Fault | None:
     if call is None or call.policy is None or call.error is not None:
         return None
     cause = root.attributes.get(semconv.AGENT_ERROR_CAUSE)
-    if cause is not None and call.finish_reason == "length":
+    if cause not in (None, "limit") and call.finish_reason == "length":
         cause = "length"
     return None if cause in (None, READING) else Fault(str(cause), call.agent, call.id, error)
 
