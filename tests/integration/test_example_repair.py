@@ -9,7 +9,6 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from agl_harnesses.report import agents
 from coding_agents import BY_NAME, PROGRAMS
 
 import agl
@@ -55,19 +54,19 @@ def test_no_held_out_program_is_imitated() -> None:
 def test_the_expert_solves_held_out_tasks_and_who_does_nothing_none(tmp_path: Path) -> None:
     some = list(CLAIM.heldout[:12])
 
-    def success(script: Script, name: str) -> list[float | None]:
+    def success(script: Script, name: str, tasks: list[repair.Task]) -> list[float | None]:
         with serve(script) as provider:
             agent = repair.build(Endpoint(provider.url, "scripted", "none"))
             report = agl.evaluate(
-                agent, some, {"scripted": None}, directory=tmp_path / name, n_workers=2, progress=False
+                agent, tasks, {"scripted": None}, directory=tmp_path / name, n_workers=2, progress=False
             )
         (policy,) = report.policies.values()
         assert policy.failed == 0
         return [rollout.reward for rollout in policy.rollouts]
 
-    assert success(repair.expert(some), "expert") == [1.0] * 12
+    assert success(repair.expert(some), "expert", some) == [1.0] * 12
     nothing = says("```sh\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```")
-    assert success(nothing, "nothing") == [0.0] * 12
+    assert success(nothing, "nothing", some[:2]) == [0.0] * 2
 
 
 @pytest.mark.usefixtures("mini")
@@ -75,5 +74,5 @@ def test_its_recipe_runs_to_the_end(tiny_policy: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     facts = main(["repair", "--short", "--model", str(tiny_policy), "--threads", "1"])
     assert facts == json.loads((tmp_path / "runs/smollm2-repair-0/result.json").read_text())
-    assert (facts["claim"], facts["heldout"], facts["rollouts"]) == ("repair", 4, 2)
+    assert (facts["claim"], facts["heldout"], facts["rollouts"]) == ("repair", 1, 2)
     assert len(facts["measured"]) == 3

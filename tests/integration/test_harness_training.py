@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agl_harnesses.report import agents, table
 from coding_agents import BY_NAME, PROGRAMS
 from documents import blocks
 
 import agl
+from agl_harnesses.report import agents, table
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +68,19 @@ def test_mini_swe_agent_learns_for_a_step(tiny_policy: Path, tmp_path: Path) -> 
     assert mini.drift == step["learner/max_abs_log_ratio"]
     print(table([mini]))
     assert table([mini]).splitlines()[2].startswith(f"| mini | 4 | 8 | 0 | {mini.sampled} | {mini.sampled} | 0 | 0 | ")
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_block_of_the_page(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = (b for b in blocks() if b.page == "docs/harnesses.md" and b.language == "python")
+    algorithm = agl.GRPO(
+        model=str(tiny_policy), group_size=2, batch_size=1, steps=1, max_response_tokens=24, max_context=1024, threads=1
+    )
+    program, tests = "def double(x):\n    return x * x\n", ["assert double(3) == 6", "assert double(2) == 4"]
+    task = {"program": program, "visible": "from solution import double\nassert double(3) == 6\n", "hidden": tests}
+    names = {"agl": agl, "algorithm": algorithm, "tasks": [task], "config": CONFIG}
+    exec(block.text, names)
+    (step,) = names["result"].history
+    assert step["train/reward"] == 0.5, "one hidden test of two passes as it was"
+    assert step["train/failed_rollouts"] == 0
