@@ -47,7 +47,8 @@ class Codex(Harness):
 
     def alone(self, attempt: Attempt, task: str, model: str) -> None:
         attempt.words[1:1] = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        attempt.words += ["-m", model, task]
+        # A policy calls functions only: not the namespace of its sub-agents' tools, nor a search that OpenAI runs.
+        attempt.words += ["-c", "features.multi_agent=false", "-c", 'web_search="disabled"', "-m", model, task]
 
     def point(self, attempt: Attempt) -> None:
         name, own, _ = _provider(attempt)
