@@ -9,13 +9,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 import agl
 from agl.errors import ConfigError, RolloutError
 from agl.testing.provider import Provider, Reply, serve
+from agl.trainer.report.explain import list_rollouts
 from agl_harnesses import Attempt, Harness
 
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
@@ -77,8 +78,6 @@ def run(seen: Seen, provider: Provider, tmp_path: Path) -> Run:
         directory = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         trainer = agl.Trainer(agl.Baseline(), directory=directory, progress=False, max_attempts=1)
         result = trainer.fit(agent, [script])
-        from agl.trainer.report.explain import list_rollouts
-
         (rollout,) = list_rollouts(result.store)
         output = agl.explain(rollout["rollout_id"], result.store).output
         assert output is not None
@@ -273,6 +272,33 @@ def test_a_limit_is_the_policys_failure_and_is_trained(seen: Seen, untrained_mod
     assert step["train/failed_rollouts"] == 0
     assert step["train/calls"] == 4, "no attempt is repeated"
     assert list(seen) == ["echo done"]
+
+
+class Pair(Shell):
+    """Another name for calls with this system prompt."""
+
+    name = "pair"
+    sub_agents: ClassVar[Mapping[str, str]] = {"helper": "You help."}
+
+
+def test_a_policy_answers_one_of_its_agents_and_its_provider_the_other(
+    seen: Seen, provider: Provider, untrained_model: Path, tmp_path: Path
+) -> None:
+    system = 'messages.insert(0, {"role": "system", "content": "You help."})\n'
+    again = CALL.replace("answer =", system + "answer =")
+    agent = agl.harness(
+        Pair, task=str, files=lambda _: {"ask.py": CALL, "again.py": again}, grade=seen.grade,
+        env={"OPENAI_BASE_URL": provider.url, "OPENAI_API_KEY": KEY},
+    )  # fmt: skip
+    algorithm = agl.GRPO(model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_context=256, threads=1)
+    trainer = agl.Trainer(algorithm, agents=["pair"], directory=tmp_path / "run", progress=False, max_attempts=1)
+    result = trainer.fit(agent, ["python3 again.py"])
+    assert result.history[-1]["train/calls"] == 2
+    assert [request.headers["authorization"] for request in provider.seen] == [f"Bearer {KEY}"] * 2
+    assert all("You help." in request.raw.decode() for request in provider.seen)
+    report = agl.explain(list_rollouts(result.store)[-1]["rollout_id"], result.store)
+    assert [call.call.agent for call in report.calls] == ["pair"]
+    assert [call.agent for call in report.provider_calls] == ["pair-helper"]
 
 
 def test_a_model_that_cannot_be_reached_is_no_failure_of_its(seen: Seen, tmp_path: Path) -> None:
