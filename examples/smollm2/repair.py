@@ -226,5 +226,5 @@ def claim(options: argparse.Namespace) -> Claim:
         build=build, train=recorded[:192], heldout=tasks(96, options.seed, heldout=True), recorded=recorded,
         expert=expert(recorded), steps=8, batch_size=6, group_size=6, max_context=768, max_response_tokens=64,
         # Each is a Python program that imports for seconds.
-        short=1, more={"n_workers": 4},
+        short=2, more={"n_workers": 4},
     )  # fmt: skip

@@ -74,5 +74,5 @@ def test_its_recipe_runs_to_the_end(tiny_policy: Path, tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     facts = main(["repair", "--short", "--model", str(tiny_policy), "--threads", "1"])
     assert facts == json.loads((tmp_path / "runs/smollm2-repair-0/result.json").read_text())
-    assert (facts["claim"], facts["heldout"], facts["rollouts"]) == ("repair", 1, 2)
+    assert (facts["claim"], facts["heldout"], facts["rollouts"]) == ("repair", 2, 2)
     assert len(facts["measured"]) == 3
