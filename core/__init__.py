@@ -60,6 +60,7 @@ _NAMES = {
     "agl.trainer.run.callbacks": ("Callback", "EarlyStopping", "Webhook"),
     "agl.trainer.run.trainer": ("Result", "Trainer"),
     "agl.trainer.runners.options": ("ProcessRunners", "RayRunners"),
+    "agl_harnesses.training": ("harness",),
     "agl_service.client": ("Client",),
     "agl.trainer.traces.stored": ("traces",),
     "agl_verl.algorithm": ("VERL",),

@@ -78,6 +78,7 @@ from agl_agentlightning.lightning_store import LightningStore as LightningStore
 from agl_agentlightning.lightning_store import LightningStoreClient as LightningStoreClient
 from agl_agentlightning.service import LightningClient as LightningClient
 from agl_agentlightning.service import LightningServer as LightningServer
+from agl_harnesses.training import harness as harness
 from agl_prompts import APO as APO
 from agl_prompts import GEPA as GEPA
 from agl_service.client import Client as Client

@@ -22,6 +22,7 @@ CAUSES: Final = {
     "length": "its answer was cut at its longest",
     "unparsable": "its framework could not parse its answer",
     "turns": "it used up its turns",
+    "limit": "what it ran exceeded a limit of its sandbox",
 }
 """The causes, and what each says of an agent."""
 READING: Final = "reading"
@@ -79,7 +80,7 @@ def find_fault(index: SpanIndex) -> Fault | None:
     if call is None or call.policy is None or call.error is not None:
         return None
     cause = root.attributes.get(semconv.AGENT_ERROR_CAUSE)
-    if cause is not None and call.finish_reason == "length":
+    if cause not in (None, "limit") and call.finish_reason == "length":
         cause = "length"
     return None if cause in (None, READING) else Fault(str(cause), call.agent, call.id, error)
 

@@ -34,6 +34,7 @@ class Claim:
         expert: a script that solves them; None: nothing is imitated.
         others: a script for agents that are not trained. agents: those that are, as `agl.Trainer(agents=)`.
         steps, batch_size, group_size, learning_rate: of GRPO. max_context, max_response_tokens: of both.
+        short: how many tasks are imitated, and how many measure, in a short form.
         more: other settings of `agl.Trainer`.
     """
 
@@ -50,6 +51,7 @@ class Claim:
     learning_rate: float = 2e-5
     max_context: int = 512
     max_response_tokens: int = 64
+    short: int = 4
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -58,7 +60,7 @@ def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any
     started = time.monotonic()
     out: Path = options.out or Path("runs") / f"smollm2-{name}-{options.seed}"
     model = options.model or smollm2()
-    n_heldout = 4 if options.short else len(claim.heldout)
+    n_heldout = claim.short if options.short else len(claim.heldout)
     heldout, steps = claim.heldout[:n_heldout], options.steps or (1 if options.short else claim.steps)
     run: dict[str, Any] = {"n_workers": 64, "seed": options.seed, "agents": claim.agents, **claim.more}
     settings: dict[str, Any] = {
@@ -70,7 +72,7 @@ def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any
     with serve(claim.others or _silent) as rest:
         agent = claim.build(Endpoint(rest.url, "scripted", "none") if claim.others else NOWHERE)
         if claim.expert is not None:
-            recorded = claim.recorded[:4] if options.short else claim.recorded
+            recorded = claim.recorded[: claim.short] if options.short else claim.recorded
             with serve(claim.expert) as expert:
                 strong = claim.build(Endpoint(expert.url, "scripted", "none"))
                 agl.Trainer(agl.Baseline(), directory=out / "expert", **run).fit(strong, recorded)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from coding_agents import BY_NAME, PROGRAMS
+from documents import blocks
 
 import agl
+from agl_harnesses.report import agents, table
+
+pytestmark = pytest.mark.slow
 
 # The policy knows numbers, not commands: what it runs is a number, of which the shell says that it is no program.
 CONFIG = r"""
@@ -20,42 +23,64 @@ model:
   format_error_template: "No."
   model_kwargs: {drop_params: true}
 """
-OUT = "$AGL_ROLLOUT_ID.json"
-SCRIPT = f'mini -c config.yaml -m openai/policy --exit-immediately -t "$AGL_TASK" -o {OUT} >log && cat {OUT}'
 
 
-@pytest.mark.slow
-def test_mini_swe_agent_learns_for_a_step(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     if BY_NAME["mini"].path is None:
         pytest.skip("mini is not installed: tests/harnesses/install.sh DIR mini, then AGL_HARNESSES=DIR")
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "config.yaml").write_text(CONFIG)
     monkeypatch.setenv("PATH", str(PROGRAMS), prepend=":")
-    environment = {
-        "MSWEA_GLOBAL_CONFIG_DIR": str(tmp_path / "config"),
-        "MSWEA_CONFIGURED": "true",
-        "MSWEA_COST_TRACKING": "ignore_errors",
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    }
 
-    def digits(task: str, output: str) -> float:
-        answers = [message for message in json.loads(output)["messages"] if message["role"] == "assistant"]
-        said = "".join(message["content"] for message in answers)
-        return sum(map(str.isdigit, said)) / 100
 
-    agent = agl.CommandAgent(["sh", "-c", SCRIPT], reward=digits, name="mini", cwd=work, env=environment)
+@pytest.mark.usefixtures("programs")
+def test_mini_swe_agent_learns_for_a_step(tiny_policy: Path, tmp_path: Path) -> None:
+    rewards: dict[Path, float] = {}
+
+    def written(task: str, folder: Path) -> float:
+        """What mini notes of itself, so that rewards differ: how many digits its policy said."""
+        assert (folder / "notes.txt").read_text() == "2 + 2\n"
+        rewards[folder] = sum(map(str.isdigit, (folder / "said.json").read_text())) / 100
+        return rewards[folder]
+
+    agent = agl.harness(
+        "mini-swe-agent", task=str, files=lambda task: {"notes.txt": "2 + 2\n"}, grade=written,
+        words=["-c", "/tmp/home/short.yaml", "-o", "/tmp/work/said.json"], home={"short.yaml": CONFIG},
+    )  # fmt: skip
     algorithm = agl.GRPO(
         model=str(tiny_policy), group_size=4, batch_size=1, steps=1, learning_rate=5e-4, max_response_tokens=24,
         max_context=1024, temperature=1.5, threads=1,
     )  # fmt: skip
     trainer = agl.Trainer(algorithm, n_workers=2, directory=tmp_path / "run", progress=False, max_attempts=1)
-    history = trainer.fit(agent, ["What is 12 * 3?"]).history
-    step = history[-1]
+    result = trainer.fit(agent, ["What is 12 * 3?"])
+    step = result.history[-1]
     assert step["train/failed_rollouts"] == 0
-    assert step["train/forks"] == 0
     assert step["train/forks"] == 0, "its histories continue token for token"
     assert (step["train/calls"], step["train/rows"]) == (8, 4), "two calls of a rollout make one row"
     assert step["train/tokens"] < step["train/tokens_unmerged"]
     assert step["train/updated_policies"] == 1
     assert step["learner/max_abs_log_ratio"] < 1e-3, "it is trained on the probabilities that it was sampled with"
+    assert not any(folder.exists() for folder in rewards), "a working copy ends with its attempt"
+
+    (mini,) = agents(result)
+    assert (mini.agent, mini.rollouts, mini.calls, dict(mini.forks)) == ("mini", 4, 8, {})
+    assert mini.trained == mini.sampled == step["learner/tokens"] > 0
+    assert mini.lost == 0
+    assert mini.drift == step["learner/max_abs_log_ratio"]
+    print(table([mini]))
+    assert table([mini]).splitlines()[2].startswith(f"| mini | 4 | 8 | 0 | {mini.sampled} | {mini.sampled} | 0 | 0 | ")
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_block_of_the_page(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = (b for b in blocks() if b.page == "docs/harnesses.md" and b.language == "python")
+    algorithm = agl.GRPO(
+        model=str(tiny_policy), group_size=2, batch_size=1, steps=1, max_response_tokens=24, max_context=1024, threads=1
+    )
+    program, tests = "def double(x):\n    return x * x\n", ["assert double(3) == 6", "assert double(2) == 4"]
+    task = {"program": program, "visible": "from solution import double\nassert double(3) == 6\n", "hidden": tests}
+    names = {"agl": agl, "algorithm": algorithm, "tasks": [task], "config": CONFIG}
+    exec(block.text, names)
+    (step,) = names["result"].history
+    assert step["train/reward"] == 0.5, "one hidden test of two passes as it was"
+    assert step["train/failed_rollouts"] == 0

@@ -35,6 +35,7 @@ from coding_agents import (
 from documents import blocks, commands
 from launching import Trace, chats, facts, launch, outline, show
 
+import agl
 from agl import semconv
 from agl.mdp.types import int_array
 from agl.messages import read
@@ -242,6 +243,39 @@ def causes(provider: Provider, agent: str, phrase: str) -> list[str]:
         session = match.parent.session if match.parent else str(number)
         sessions.remember(match, str(number), session, int_array([number]), int_array([number]), answer)
     return found
+
+
+def test_it_does_its_task_behind_walls(
+    agent: CodingAgent, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`agl.harness`: started by agl alone, with nothing of a user's."""
+    monkeypatch.setenv("PATH", str(PROGRAMS), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    provider.script = answers(agent.turns(Path("/tmp/work")), SIDE)
+    found: list[str] = []
+
+    def grade(task: str, folder: Path) -> float:
+        found.append((folder / FILE).read_text())
+        return float(found[-1] == AFTER)
+
+    bounded = agl.harness(
+        agent.name,
+        task=str,
+        files=lambda _: {FILE: BEFORE},
+        grade=grade,
+        words=[FILE] if agent.name == "aider" else [],
+        env={"OPENAI_BASE_URL": provider.url, "ANTHROPIC_BASE_URL": provider.root, "OPENAI_API_KEY": KEY},
+    )
+    directory = tmp_path / "run"
+    report = agl.evaluate(bounded, [TASK], {"scripted": None}, directory=directory, progress=False)
+    assert found == [AFTER]
+    (policy,) = report.policies.values()
+    (rollout,) = policy.rollouts
+    assert rollout.reward == 1.0
+    assert sum(counts["calls"] for counts in rollout.agents.values()) == len(generated(provider))
+    sides = {f"{agent.name}-{side}" for side in agent.side if side != "commit"}  # without git
+    assert set(rollout.agents) == {agent.name, *sides}
+    assert all(request.headers["authorization"] == f"Bearer {KEY}" for request in generated(provider))
 
 
 AT_NIGHT = [agent for agent in AGENTS if agent.name != "pi"]

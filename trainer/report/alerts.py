@@ -21,10 +21,14 @@ LOST_SHARE = 0.2
 NAMES = (
     "train/rollouts", "train/groups", "train/zero_variance_groups", "train/failed_rollouts",
     "train/policy_faults/length", "train/policy_faults/turns", "train/policy_faults/unparsable",
+    "train/policy_faults/limit",
     "learner/entropy", "learner/approx_kl", "val/reward", "val/reward_low", "val/reward_high",
 )  # fmt: skip
 """The numbers that the rules read; those of the learner also after the name of a policy."""
-_FAULTS = {"length": "were cut at the token limit", "turns": "ran out of turns", "unparsable": "could not be parsed"}
+_FAULTS = {
+    "length": "were cut at the token limit", "turns": "ran out of turns", "unparsable": "could not be parsed",
+    "limit": "made what they ran exceed a limit",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

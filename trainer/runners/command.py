@@ -11,11 +11,12 @@ import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from agl import tracing
 from agl.agents.agent import Agent, RewardFunction, scored
 from agl.errors import ConfigError
+from agl.mdp.faults import READING
 from agl.tracing import propagation
 from agl.trainer.processes.environment import Variables, child_environment, hide_process, values_of
 
@@ -25,7 +26,14 @@ _SHOWN_BYTES = 4000
 
 
 class CommandFailed(Exception):
-    """The command could not be run, or ended with a status other than 0."""
+    """The command could not be run, or ended with a status other than 0.
+
+    Attributes:
+        cause: as `agl.agents.registry.answer_error_cause` gives it.
+    """
+
+    # Of a program in another language, no more is known than that it failed.
+    cause: ClassVar[str] = READING
 
 
 class CommandAgent(Agent):
@@ -49,6 +57,9 @@ class CommandAgent(Agent):
     Raises:
         ConfigError: an empty command, or `env` names no variables.
     """
+
+    sub_agents: ClassVar[bool] = False
+    """Whether there may be others beside it, which no policy answers though one answers it."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class CommandRecorder:
         trace_id, span_id = scope.traceparent.split("-")[1:3]
         inference = SpanInference(context.rollout_id, context.attempt, trace_id, span_id, context.capture_content)
         proxy = RecordingProxy(_Spans(context), inference, provider_bases(environment), context.system_prompts)
-        app = Starlette(routes=proxy.call_routes(), exception_handlers=error_handlers(_describe, RequestError))
+        app = Starlette(routes=proxy.call_routes(), exception_handlers=error_handlers(describe, RequestError))
         app.state.limits = self._limits
         self._attempts[_place(context)] = proxy, app
         return {URLS[name]: url for name, url in proxy.provider_urls(self._server.url, agent).items()}
@@ -87,6 +87,7 @@ def _place(context: tracing.RolloutContext) -> str:
     return f"/rollouts/{context.rollout_id}/attempts/{context.attempt}"
 
 
-def _describe(_: Request, error: Exception) -> tuple[object, int]:
+def describe(_: Request, error: Exception) -> tuple[object, int]:
+    """The body and the status with which a program is answered for an error, as `error_handlers` takes it."""
     status = error.status if isinstance(error, RequestError) else 500
     return {"error": {"message": str(error), "type": "agl"}}, status

@@ -23,7 +23,6 @@ from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError, described
-from agl.mdp.faults import READING
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
 from agl.rewards.function import raised_by
@@ -138,7 +137,7 @@ class Executor:
             info = RolloutInfo(rollout.rollout_id, attempt, rollout.mode, rollout.step)
             await self._hook("on_rollout_start", lease)
             routed = lease.gateway is not None and lease.selection.policy_for(self.agent.name) is not None
-            if isinstance(self.agent, CommandAgent) and not routed:
+            if isinstance(self.agent, CommandAgent) and (self.agent.sub_agents or not routed):
                 await self._record_commands(context)
             await self._run(context, Task.of(rollout.task), resources, info, lease)
         except TimeoutError:
@@ -215,8 +214,7 @@ class Executor:
             if isinstance(error, AglError) or _is_infrastructure(error):
                 raise error
             scope.span.set_attribute(semconv.AGENT_ERROR, described(error))
-            # Of a program in another language, no more is known than that it failed.
-            cause = READING if isinstance(error, CommandFailed) else answer_error_cause(error)
+            cause = error.cause if isinstance(error, CommandFailed) else answer_error_cause(error)
             if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
             scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")

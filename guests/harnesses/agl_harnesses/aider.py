@@ -44,6 +44,9 @@ class Aider(Harness):
             values["OPENAI_API_BASE"] = base
         return litellm_providers(values)
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words += ["--yes-always", "--no-pretty", "--no-git", "--model", f"openai/{model}", "--message", task]
+
     def point(self, attempt: Attempt) -> None:
         words = [word for name, url in point_litellm(attempt).items() for word in ("--set-env", f"{name}={url}")]
         # The last of equal options counts.

@@ -40,6 +40,9 @@ class Claude(Harness):
         base = own or attempt.variable(ANTHROPIC_URL)
         return {"anthropic": base.removesuffix("/v1")} if base else {}
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words += ["--dangerously-skip-permissions", "--model", model, "-p", task]
+
     def point(self, attempt: Attempt) -> None:
         attempt.copy(_home(attempt), *_STATE)
         variables = {ANTHROPIC_URL: attempt.urls["anthropic"], **_QUIET}

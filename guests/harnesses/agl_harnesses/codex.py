@@ -45,6 +45,11 @@ class Codex(Harness):
         base = settings.get("openai_base_url") if own is None else own.get("base_url")
         return {"openai": base or PROVIDERS["openai"]}
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words[1:1] = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        # A policy calls functions only: not the namespace of its sub-agents' tools, nor a search that OpenAI runs.
+        attempt.words += ["-c", "features.multi_agent=false", "-c", 'web_search="disabled"', "-m", model, task]
+
     def point(self, attempt: Attempt) -> None:
         name, own, _ = _provider(attempt)
         place = "openai_base_url" if own is None else f"model_providers.{name}.base_url"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import time
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
+import httpx
 import orjson
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.limits import Refused
+from agl.trainer.http.server import HttpServer
+from agl.trainer.runners.recording_proxy import SILENT_SECONDS, forwarded_headers
 from agl_harnesses.harness import Harness, Providers
 
 
@@ -26,9 +33,7 @@ class Front:
     def __init__(self, harness: Harness) -> None:
         self.harness, self.agent, self.calls = harness, harness.name, 0
         self.prefixes: Mapping[str, str] = {}
-
-    def addresses(self, agent: str) -> Providers:
-        raise RequestError(404, "the command has not been started", code="not_found")
+        self.addresses: Callable[[str], Providers] = _not_started
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
@@ -49,9 +54,17 @@ class Front:
         if prefix is None or not raw.startswith(prefix):
             raise RequestError(404, f"{request.method} {request.url.path} is not served", code="not_found")
         self.calls += bool(content)
-        path = urllib.parse.urlsplit(self.addresses(self._name(request, content))[api]).path + raw[len(prefix) :]
+        await self.forward(
+            request, self.addresses(self._name(request, content))[api] + raw[len(prefix) :], content, send
+        )
+
+    async def forward(self, request: Request, url: str, content: bytes, send: Send) -> None:
+        """Answer a request with what a URL answers, which is this server's."""
+        path, receive = urllib.parse.urlsplit(url).path, request.receive
         # What this route has found is not to be found again.
-        scope = {name: value for name, value in scope.items() if name not in ("path_params", "endpoint", "router")}
+        scope = {
+            name: value for name, value in request.scope.items() if name not in ("path_params", "endpoint", "router")
+        }
         scope |= {"path": urllib.parse.unquote(path), "raw_path": path.encode()}
         sent = False
 
@@ -71,3 +84,67 @@ class Front:
             return self.agent
         sub_agent = self.harness.sub_agent(request.headers, body) if isinstance(body, dict) else None
         return self.agent if sub_agent is None else f"{self.agent}-{sub_agent}"
+
+
+def _not_started(_: str) -> Providers:
+    raise RequestError(404, "the command has not been started", code="not_found")
+
+
+class Onward(Front):
+    """The same where the addresses are other servers'. It adds the keys, which the coding agent does not have.
+
+    Args:
+        keys: header -> its value, for the addresses.
+
+    Attributes:
+        status: of the last answer to a request with a body; None before it.
+    """
+
+    def __init__(self, harness: Harness, keys: Mapping[str, str]) -> None:
+        super().__init__(harness)
+        self.status: int | None = None
+        self._keys = [(name.encode(), value.encode()) for name, value in keys.items()]
+        self._client = httpx.AsyncClient(timeout=SILENT_SECONDS, limits=httpx.Limits(max_connections=None))
+        self._client.headers.clear()
+        self._open, self._since, self._seconds = 0, time.monotonic(), 0.0
+
+    @property
+    def own_seconds(self) -> float:
+        """For how long no answer was awaited."""
+        return self._seconds + (0.0 if self._open else time.monotonic() - self._since)
+
+    async def forward(self, request: Request, url: str, content: bytes, send: Send) -> None:
+        self._seconds, self._open = self.own_seconds, self._open + 1
+        try:
+            url += f"?{request.url.query}" if request.url.query else ""
+            replaced = {name for name, _ in self._keys}
+            headers = [pair for pair in forwarded_headers(request) if pair[0].lower() not in replaced]
+            sent = self._client.build_request(request.method, url, headers=headers + self._keys, content=content)
+            answer = await self._client.send(sent, stream=True)
+            self.status = answer.status_code if content else self.status
+            response = StreamingResponse(answer.aiter_raw(), answer.status_code)
+            skipped = (b"transfer-encoding", b"connection", b"keep-alive")
+            response.raw_headers = [pair for pair in answer.headers.raw if pair[0].lower() not in skipped]
+            await response(request.scope, request.receive, send)
+            await answer.aclose()
+        except httpx.HTTPError as error:
+            self.status = 502
+            raise RequestError(502, f"the model cannot be reached: {error}", code="provider_unreachable") from None
+        finally:
+            self._open, self._since = self._open - 1, time.monotonic()
+
+    async def close(self) -> None:
+        """End its connections."""
+        await self._client.aclose()
+
+
+class UnixServer(HttpServer):
+    """A server behind a socket in the file system, which every user may open who sees it."""
+
+    path = ""
+
+    def _bind(self) -> socket.socket:
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(self.path)
+        Path(self.path).chmod(0o666)
+        return listening

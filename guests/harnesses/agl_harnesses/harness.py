@@ -143,6 +143,15 @@ class Harness:
         urls = {"openai": attempt.variable(OPENAI_URL), "anthropic": attempt.variable(ANTHROPIC_URL)}
         return {name: url for name, url in urls.items() if url}
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        """Have it do one task without a person to ask, and everything allowed: further words, environment, files in
+        its HOME, which holds nothing of the user's.
+
+        Args:
+            model: the name that its calls have.
+        """
+        raise ConfigError(f"how {self.name} is started without a person is not known", hint="override Harness.alone")
+
     def point(self, attempt: Attempt) -> None:
         """Point it at `attempt.urls`: its environment, further words, files in `attempt.home`."""
         raise NotImplementedError

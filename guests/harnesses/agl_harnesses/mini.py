@@ -27,6 +27,12 @@ class Mini(Harness):
         found = litellm_providers(attempt.dotenv(_folder(attempt) / ".env") | attempt.environment)
         return found | ({"openai": named[-1]} if named else {})
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words += ["-y", "--exit-immediately", "-l", "0", "-m", f"openai/{model}", "-t", task]
+        attempt.environment |= {"MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors"}
+        # Ten by default, over five minutes.
+        attempt.environment["MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT"] = "1"
+
     def point(self, attempt: Attempt) -> None:
         attempt.copy(_folder(attempt), "*.traj.json")
         attempt.environment["MSWEA_GLOBAL_CONFIG_DIR"] = str(attempt.home)

@@ -48,6 +48,14 @@ class OpenCode(Harness):
                 self.apis.setdefault(name, name)
         return found
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words[1:1] = ["run", "-m", f"policy/{model}"]
+        attempt.words.append(task)
+        options = {"baseURL": PROVIDERS["openai"], "apiKey": "none"}
+        policy = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {model: {"name": model}}}
+        attempt.environment[_CONTENT] = json.dumps({"provider": {"policy": policy}})
+        attempt.environment["OPENCODE_DISABLE_MODELS_FETCH"] = "1"
+
     def point(self, attempt: Attempt) -> None:
         urls = {"openai": attempt.urls["openai"], "anthropic": f"{attempt.urls['anthropic']}/v1"}
         providers: dict[str, Any] = {name: {"options": {"baseURL": urls[api]}} for name, api in self.apis.items()}

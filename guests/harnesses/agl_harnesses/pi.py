@@ -48,6 +48,13 @@ class Pi(Harness):
             )
         return found
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words += ["-p", "--provider", "policy", "--model", model, task]
+        policy = {"baseUrl": PROVIDERS["openai"], "api": "openai-completions", "apiKey": "none"}
+        _home(attempt).mkdir(parents=True)
+        models = {"providers": {"policy": {**policy, "models": [{"id": model}]}}}
+        (_home(attempt) / "models.json").write_text(json.dumps(models))
+
     def point(self, attempt: Attempt) -> None:
         attempt.copy(_home(attempt), "sessions", "*.log")
         providers: dict[str, Any] = {name: {"baseUrl": attempt.urls[api]} for name, api in self.pointed.items()}

@@ -50,6 +50,9 @@ class Qwen(Harness):
         urls += [*attempt.options("--openai-base-url"), variables.get(OPENAI_URL), auth.get("baseUrl")]
         return {"openai": next(filter(None, urls), PROVIDERS["openai"])}
 
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words += ["-y", "--auth-type", "openai", "-m", model, "-p", task]
+
     def point(self, attempt: Attempt) -> None:
         settings, url = self._settings(attempt), attempt.urls["openai"]
         attempt.copy(_home(attempt), *_STATE)

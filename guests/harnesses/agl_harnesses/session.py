@@ -80,7 +80,7 @@ class Session:
         self._front, self._started = Front(harness), False
         self._path = f"/harness/{secrets.token_urlsafe(24)}"
         self.routes = [Route(f"{self._path}/{{api}}/{{rest:path}}", self._front, methods=None)]
-        self._check_version(command[0])
+        check_version(harness, command[0])
 
     def start(self, rollout: CommandRollout) -> tuple[list[str], dict[str, str]]:
         """The words and the environment with which the command calls the attempt."""
@@ -114,13 +114,15 @@ class Session:
         if self._started and not self._front.calls:
             _say(f"no call of {self.name} came by: docs/harnesses.md says where agl looks for its provider")
 
-    def _check_version(self, program: str) -> None:
-        version, seen = self.harness.version(program), self.harness.versions
-        if seen and not any(_minor(version) == _minor(known) for known in seen):
-            _say(
-                f"{self.name} {version or 'of an unknown version'} is tried as {', '.join(seen)}, which agl has seen: "
-                "whether every call comes by, and the names of its agents, are not known of yours"
-            )
+
+def check_version(harness: Harness, program: str) -> None:
+    """Say so if a program is of a version that nobody has seen."""
+    version, seen = harness.version(program), harness.versions
+    if seen and not any(_minor(version) == _minor(known) for known in seen):
+        _say(
+            f"{harness.name} {version or 'of an unknown version'} is tried as {', '.join(seen)}, which agl has seen: "
+            "whether every call comes by, and the names of its agents, are not known of yours"
+        )
 
 
 def _minor(version: str | None) -> list[str]:

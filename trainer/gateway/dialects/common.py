@@ -28,6 +28,7 @@ class OpenAIBody(BaseModel, extra="forbid"):
 
     user: Any = None
     metadata: Any = None
+    client_metadata: Any = None
     service_tier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None

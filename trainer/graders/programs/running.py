@@ -34,10 +34,15 @@ START_SECONDS = 60.0
 SPARES = 2
 """Sandboxes that are started before there is a job for them: a program and its judge."""
 
-_INSIDE = "/agl"
+INSIDE = "/agl"
+"""Where a sandbox has agl's own modules."""
+
 _GRACE_SECONDS, _END_SECONDS = 5.0, 0.5
 _FIRST_UID, _UIDS = 58_000, 2_000
 _ROOT = Path(__file__).parents[4]
+_HERE = Path(supervisor.__file__).parent
+MODULES = {f"{INSIDE}/{_HERE.relative_to(_ROOT)}": str(_HERE)}
+"""Path inside -> path here."""
 
 
 class Unusable(Exception):
@@ -199,7 +204,7 @@ class Pool:
     def __init__(self, sandbox: Sandbox, python: str, walls: Walls) -> None:
         self._sandbox = sandbox
         self._walls = walls
-        root = _INSIDE if sandbox.mounts else str(_ROOT)
+        root = INSIDE if sandbox.mounts else str(_ROOT)
         start = f"import sys; sys.path.insert(0, {root!r}); from {supervisor.__name__} import main; main()"
         self._command = [sandbox.python or python, "-I", "-c", start]
         self._spares: collections.deque[concurrent.futures.Future[subprocess.Popen[bytes]]] = collections.deque()
@@ -249,11 +254,10 @@ def pool(sandbox: Sandbox, python: str, memory_mb: int, file_mb: int, processes:
     Raises:
         Unusable: the interpreter does not work.
     """
-    inside = str(Path(supervisor.__file__).parent)
-    folders = {f"{_INSIDE}/{Path(inside).relative_to(_ROOT)}": inside}
+    folders = dict(MODULES)
     environment = {"PATH": PATH, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     if not sandbox.python:
-        folders |= {path: path for path in _folders(python)}
+        folders |= {path: path for path in interpreter_folders(python)}
         libraries = os.environ.get("LD_LIBRARY_PATH", "")
         environment |= {"LD_LIBRARY_PATH": libraries} if libraries else {}
     walls = Walls(
@@ -263,8 +267,12 @@ def pool(sandbox: Sandbox, python: str, memory_mb: int, file_mb: int, processes:
 
 
 @functools.cache
-def _folders(python: str) -> list[str]:
-    """What a program needs to be readable, of an interpreter and of libraries."""
+def interpreter_folders(python: str) -> list[str]:
+    """What a program needs to be readable, of an interpreter and of libraries.
+
+    Raises:
+        Unusable: the interpreter does not work.
+    """
     ask = "import json, sys; print(json.dumps([sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix]))"
     try:
         done = subprocess.run([python, "-I", "-c", ask], capture_output=True, text=True, timeout=START_SECONDS)

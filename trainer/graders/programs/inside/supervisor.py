@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agl.trainer.graders.programs.inside import judge, plain, program
@@ -33,15 +33,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRI
 
 def main() -> None:
     """Run jobs until standard input ends. The argument is a uid to become if this is root."""
-    uid = int(sys.argv[1])
-    if os.getpid() == 1 and os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten with the old uid
-    _control(_PR_SET_CHILD_SUBREAPER, 1)
-    # No process of this user may open this one's memory and descriptors.
-    _control(_PR_SET_DUMPABLE, 0)
+    begin(int(sys.argv[1]))
     reports = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     kept = _scratch()
@@ -52,6 +44,18 @@ def main() -> None:
             plain.send(reports, _run(job, reports, kept))
 
 
+def begin(uid: int) -> None:
+    """Give up root for this uid, adopt what is left behind, and hide this process."""
+    if os.getpid() == 1 and os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+        _control(_PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten with the old uid
+    _control(_PR_SET_CHILD_SUBREAPER, 1)
+    # No process of this user may open this one's memory and descriptors.
+    _control(_PR_SET_DUMPABLE, 0)
+
+
 def _run(job: dict[str, Any], reports: int, kept: set[str]) -> dict[str, Any]:
     """How a job ended: {"status"} of its process or the {"reason"} why it was killed, and the "error" that it wrote.
 
@@ -59,10 +63,27 @@ def _run(job: dict[str, Any], reports: int, kept: set[str]) -> dict[str, Any]:
     """
     folder = _HOME if os.getpid() == 1 else _new_folder()
     os.makedirs(folder, exist_ok=True)
-    bell, ring = os.pipe()
     errors, error_writer = os.pipe()
-    os.set_blocking(ring, False)
     os.set_blocking(errors, False)
+    ended = watched(lambda: _enter(job, folder, error_writer), job)
+    os.close(error_writer)
+    with contextlib.suppress(OSError):
+        ended["error"] = os.read(errors, _ERROR_BYTES).decode(errors="replace")
+    os.close(errors)
+    return ended | {"clean": _tidy(folder, kept)}
+
+
+def watched(
+    enter: Callable[[], object], job: Mapping[str, Any], exceeded: Callable[[], str | None] = lambda: None
+) -> dict[str, Any]:
+    """Run `enter` in a fork, until it ends or exceeds a limit: {"status"}, or the {"reason"} why all that it has
+    started was killed.
+
+    Args:
+        exceeded: the reason why it is to be killed, of limits besides the job's.
+    """
+    bell, ring = os.pipe()
+    os.set_blocking(ring, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
     pid = os.fork()
@@ -70,18 +91,15 @@ def _run(job: dict[str, Any], reports: int, kept: set[str]) -> dict[str, Any]:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _enter(job, folder, error_writer)
+            enter()
         finally:
             os._exit(1)
-    os.close(error_writer)
-    ended = _watch(pid, bell, job)
+    ended = _watch(pid, bell, job, exceeded)
     signal.set_wakeup_fd(-1)
     _end_all(pid)
-    with contextlib.suppress(OSError):
-        ended["error"] = os.read(errors, _ERROR_BYTES).decode(errors="replace")
-    for fd in (bell, ring, errors):
-        os.close(fd)
-    return ended | {"clean": _tidy(folder, kept)}
+    os.close(bell)
+    os.close(ring)
+    return ended
 
 
 def _new_folder() -> str:
@@ -90,14 +108,14 @@ def _new_folder() -> str:
     return tempfile.mkdtemp(prefix="agl-tests-")
 
 
-def _watch(pid: int, bell: int, job: dict[str, Any]) -> dict[str, Any]:
+def _watch(pid: int, bell: int, job: Mapping[str, Any], exceeded: Callable[[], str | None]) -> dict[str, Any]:
     events = select.poll()
     events.register(bell, select.POLLIN)
     events.register(0, 0)  # its end alone
     deadline = time.monotonic() + job["seconds"]
     alone = os.getpid() == 1
     while True:
-        happened = events.poll(_POLL_MS if alone else 10 * _POLL_MS)
+        happened = events.poll(job.get("poll_ms", _POLL_MS if alone else 10 * _POLL_MS))
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return {"status": status}
@@ -109,15 +127,14 @@ def _watch(pid: int, bell: int, job: dict[str, Any]) -> dict[str, Any]:
             return {"reason": "used too much memory"}
         if alone and sum((found := os.statvfs(path)).f_files - found.f_ffree for path in _SCRATCH) > MOST_FILES:
             return {"reason": "made too many files"}
+        if reason := exceeded():
+            return {"reason": reason}
 
 
 def _enter(job: dict[str, Any], folder: str, errors: int) -> None:
     """In the fork: give up what the job is not to have, and run it."""
-    os.setsid()
     os.chdir(folder)
-    _limit(job)
-    _control(_PR_SET_NO_NEW_PRIVS, 1)
-    _control(_PR_SET_DUMPABLE, 1)
+    confine(job)
     os.environ.update(HOME=folder, TMPDIR=folder)
     ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in (0, 1, errors)]
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -138,19 +155,25 @@ def _enter(job: dict[str, Any], folder: str, errors: int) -> None:
     program.run(3, 4, 5, job)
 
 
-def _limit(job: Mapping[str, Any]) -> None:
-    seconds, size, memory = job["cpu_seconds"], job["file_mb"] << 20, job["memory_mb"] << 20
-    processes = job["processes"] + (2 if os.getppid() == 1 else 1 + _mine())
+def confine(job: Mapping[str, Any]) -> None:
+    """Set the job's limits on this process, which leads a session of its own and gains no rights any more."""
+    os.setsid()
+    seconds, size = job["cpu_seconds"], job["file_mb"] << 20
+    # What reserves addresses that it never uses, as V8 does, is limited by what it uses alone.
+    memory = job.get("address_bytes", job["memory_mb"] << 20)
+    files, processes = job.get("open_files", 256), job["processes"] + (2 if os.getppid() == 1 else 1 + _mine())
     for what, soft, hard in (
         (resource.RLIMIT_CPU, seconds, seconds + 1),
         (resource.RLIMIT_AS, memory, memory),
         (resource.RLIMIT_FSIZE, size, size),
-        (resource.RLIMIT_NOFILE, 256, 256),
+        (resource.RLIMIT_NOFILE, files, files),
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_NPROC, processes, processes),
     ):
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(what, (soft, hard))
+    _control(_PR_SET_NO_NEW_PRIVS, 1)
+    _control(_PR_SET_DUMPABLE, 1)
 
 
 def _mine() -> int:
