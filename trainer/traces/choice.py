@@ -156,7 +156,8 @@ class Choice:
     A rollout is left out if it does not fulfil `where`, if another rollout of its task made the same calls, or if its
     task has `per_task` better ones (by total reward, then the oldest). Of a rollout that is kept, a call is left out if
     it is another agent's, was cut at its limit, cancelled or failed, has own rewards that sum to less than 0, was cut
-    by the client, which continued with only the beginning of the answer, or equals a call that is trained already.
+    by the client, which continued with only the beginning of the answer, or equals a call of its task that is trained
+    already. What an expert does alike in every task counts in each: that is how often it does it.
 
     Args:
         where: which rollouts. agents: whose calls; their policies stay what they are.
@@ -230,14 +231,14 @@ class Choice:
         trajectories: list[Trajectory] = []
         weights: dict[str, float] = {}
         kept: list[Candidate] = []
-        trained: set[bytes] = set()
-        entries = (entry for task in self._tasks.values() for entry in task.entries.values())
-        for entry in sorted(entries, key=lambda e: e.number):
+        trained: set[tuple[bytes, bytes]] = set()
+        entries = ((task, entry) for task, of in self._tasks.items() for entry in of.entries.values())
+        for task, entry in sorted(entries, key=lambda e: e[1].number):
             counts.update(entry.reasons)
             weight = _weight(self._weight, entry.candidate.attempt)
             transitions: list[Transition] = []
             for transition in entry.transitions:
-                digest = call_digest(transition.call)
+                digest = task, call_digest(transition.call)
                 if digest in trained or weight == 0:
                     counts[f"calls_left_out/{'duplicate' if digest in trained else 'weight 0'}"] += 1
                     continue
