@@ -30,10 +30,11 @@ class Claim:
 
     Attributes:
         build: the wrapped agent, on a provider.
-        train: tasks of GRPO. heldout: tasks that measure. recorded: tasks that the expert solves, imitated once each.
+        train: tasks of GRPO. heldout: tasks that measure. recorded: tasks that the expert solves, imitated.
         expert: a script that solves them; None: nothing is imitated.
         others: a script for agents that are not trained. agents: those that are, as `agl.Trainer(agents=)`.
-        steps, batch_size, group_size, learning_rate: of GRPO. max_context, max_response_tokens: of both.
+        imitation: settings of `agl.SFT`. steps, batch_size, group_size, learning_rate: of GRPO.
+        max_context, max_response_tokens: of both.
         short: how many tasks are imitated, and how many measure, in a short form.
         more: other settings of `agl.Trainer`.
     """
@@ -45,6 +46,7 @@ class Claim:
     expert: Script | None = None
     others: Script | None = None
     agents: Any = None
+    imitation: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 1, "batch_size": 16, "learning_rate": 2e-5})
     steps: int = 12
     batch_size: int = 8
     group_size: int = 8
@@ -79,7 +81,7 @@ def learn(name: str, claim: Claim, options: argparse.Namespace) -> dict[str, Any
             sft = agl.SFT(
                 model=model, chat_template=TEMPLATE,
                 data=agl.traces(out / "expert", where=agl.reward() >= 1, agents=claim.agents),
-                epochs=1, batch_size=16, learning_rate=2e-5, val_every=10**6, **settings,
+                val_every=10**6, **claim.imitation, **settings,
             )  # fmt: skip
             imitated = agl.Trainer(sft, directory=out / "imitation", **run).fit(agent, [], heldout)
             history += imitated.history

@@ -220,11 +220,13 @@ def build(endpoint: Endpoint, **settings: Any) -> agl.Agent:
 
 
 def claim(options: argparse.Namespace) -> Claim:
-    """The program's parts: 384 repairs are imitated."""
-    recorded = tasks(384, options.seed)
+    """The program's parts: 120 repairs are imitated, and others tried."""
+    made = tasks(312, options.seed)
+    recorded = made[:120]
     return Claim(
-        build=build, train=recorded[:192], heldout=tasks(96, options.seed, heldout=True), recorded=recorded,
-        expert=expert(recorded), steps=8, batch_size=6, group_size=6, max_context=768, max_response_tokens=64,
+        build=build, train=made[120:], heldout=tasks(48, options.seed, heldout=True), recorded=recorded,
+        expert=expert(recorded), imitation={"epochs": 2, "batch_size": 8, "learning_rate": 5e-5},
+        steps=6, batch_size=6, group_size=6, learning_rate=1e-5, max_context=768, max_response_tokens=64,
         # Each is a Python program that imports for seconds.
         short=2, more={"n_workers": 4},
     )  # fmt: skip
