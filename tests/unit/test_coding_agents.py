@@ -198,7 +198,7 @@ def turn(**facts: str) -> dict[str, str]:
         (Codex, {**turn(request_kind="turn"), "x-openai-subagent": "review"}, {"input": "hi"}, "review"),
         (OpenCode, {}, chat("You are opencode, ..."), None),
         (OpenCode, {"x-parent-session-id": "s"}, chat("You are opencode, ..."), "task"),
-        (OpenCode, {}, chat("You are an anchored context summarization assistant"), "compaction"),
+        (OpenCode, {}, chat("You are a context summarization agent"), "compaction"),
         (Qwen, {}, chat("You are Qwen Code", "agent", "task_stop"), None),
         (Qwen, {}, chat("Look for files", "read_file"), "task"),
         (Qwen, {}, chat("You are the component that summarizes internal chat history"), "compression"),

@@ -50,7 +50,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCH
 
 
 @in_loop
-async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_record(caplog):
+async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_record():
     async with serving(["{}"]) as rig:
         rig.engine.grammars = True
         attempt = await rig.attempt()
@@ -58,18 +58,23 @@ async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_
         await attempt.chat(response_format={"type": "json_object"})
         await attempt.chat(response_format={"type": "text"})
         await attempt.chat()
-        await attempt.chat(response_format=FORMAT, tools=TOOLS)
         await attempt.chat(response_format=FORMAT, tools=TOOLS, tool_choice="none")
+        await attempt.chat(response_format=FORMAT, tools=TOOLS)
+        strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+        await attempt.chat(tools=strict, parallel_tool_calls=False)
         calls = await attempt.close()
     grammars = [asked.sampling.grammar for asked in rig.engine.asked]
     assert [call.grammar for call in calls] == grammars
-    forms = [json.loads(grammar)["forms"] if grammar else None for grammar in grammars]
+    *grammars, with_schema, with_strict = [json.loads(grammar) if grammar else {} for grammar in grammars]
+    forms = [grammar.get("forms") for grammar in grammars]
     assert all(texts == [["", texts[0][1], ""]] for texts in forms if texts)
     schemas = [texts and texts[0][1] for texts in forms]
-    assert schemas == [SCHEMA, {"type": "object"}, None, None, None, SCHEMA]
+    assert schemas == [SCHEMA, {"type": "object"}, None, None, SCHEMA]
     assert [*schemas[0]["properties"]] == ["z", "a"]
-    assert json.loads(grammars[0])["stop"] == [*rig.engine.asked[0].sampling.stop_token_ids]
-    assert [r.getMessage() for r in caplog.records if "requests with tools" in r.getMessage()]
+    assert grammars[0]["stop"] == [*rig.engine.asked[0].sampling.stop_token_ids]
+    for grammar, otherwise, several in ((with_schema, SCHEMA, True), (with_strict, None, False)):
+        assert (grammar["trigger"], grammar["otherwise"], grammar["several"]) == ("<tool_call>", otherwise, several)
+        assert [schema for _, schema, _ in grammar["forms"]] == [TOOLS[0]["function"]["parameters"]]
 
 
 @in_loop

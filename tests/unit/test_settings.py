@@ -20,7 +20,7 @@ from agl.trainer.local.policy import PolicySpec, environment
 
 OWN = {
     "group_size", "batch_size", "steps", "epochs", "adv_estimator", "baseline_decay", "normalize_std",
-    "dynamic_sampling", "max_gen_batches", "overlong", "temperature", "max_response_tokens",
+    "dynamic_sampling", "max_gen_batches", "task_sampling", "overlong", "temperature", "max_response_tokens",
     "val_temperature", "val_every", "val_before_train", "renderer", "chat_template", "prompts", "checkpoint_every",
 }  # fmt: skip
 """Settings of the algorithm that the policy process does not know by that name."""
