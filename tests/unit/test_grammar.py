@@ -237,3 +237,18 @@ def test_one_call_or_several():
         )
         assert (matcher.validate_tokens(ids) == len(ids)) == several
         assert matcher.validate_tokens([*tokenizer.encode(CALL), STOP]) == len(tokenizer.encode(CALL)) + 1
+
+
+def test_what_an_answer_may_be_beside_calls_may_combine_schemas():
+    tokenizer = tiny_tokenizer()
+    both = {"allOf": [{"$ref": "#/$defs/A"}, NAMES_B], "$defs": {"A": NAMES_A}}
+    matcher = Grammars(tokenizer, VOCABULARY).matcher(json_grammar([ADD], [STOP], trigger="<call>", otherwise=both))
+    ids = [*tokenizer.encode('{"a": 1, "b": 2}'), STOP]
+    assert matcher.validate_tokens(ids) == len(ids)
+
+
+def test_a_grammar_that_was_recorded_without_what_came_later_is_still_known():
+    tokenizer = tiny_tokenizer()
+    recorded = json.dumps({"forms": [["", NAMES_A, ""]], "stop": [STOP]})
+    ids = [*tokenizer.encode('{"a": 1}'), STOP]
+    assert Grammars(tokenizer, VOCABULARY).matcher(recorded).validate_tokens(ids) == len(ids)

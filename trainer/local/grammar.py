@@ -72,7 +72,8 @@ class Grammars:
 
         parts = json.loads(grammar)
         tokenizer = self._prepared(tuple(parts["stop"]))
-        others = parts["trigger"], parts["otherwise"], parts["several"]
+        # Calls that were recorded before there were others have none of these.
+        others = parts.get("trigger", ""), parts.get("otherwise"), parts.get("several", True)
         matcher = LLMatcher(tokenizer, self._lark(parts["forms"], *others), log_level=0)
         if matcher.is_error() and all(before for before, _, _ in parts["forms"]):
             # A call that the agent forces is one at least, whatever its parameters.
@@ -90,7 +91,7 @@ class Grammars:
     ) -> str:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""
         # What an allOf of a schema refers to must stay open for the rest of it.
-        closed = _closed if "allOf" not in json.dumps([*forms]) else lambda schema: schema
+        closed = _closed if "allOf" not in json.dumps([*forms, otherwise]) else lambda schema: schema
         rules = [
             f"form{i}: {self._text(before.removeprefix(trigger))} json{i} {self._text(after)}\n"
             f"json{i}: %json {json.dumps(closed(schema) | {'x-guidance': _FORM})}"
@@ -104,7 +105,7 @@ class Grammars:
         calls = f"form ({space} {begin} form)*" if several else "form"
         rules.append(f"form: {form}")
         if otherwise is not None:
-            rules.append(f"json: %json {json.dumps(_closed(otherwise) | {'x-guidance': _FORM})}")
+            rules.append(f"json: %json {json.dumps(closed(otherwise) | {'x-guidance': _FORM})}")
             return "\n".join([f"start: json | {space} {begin} {calls}", *rules])
         if tag in self._added:  # which no text holds
             return "\n".join([f"start: TEXT | TEXT {begin} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
