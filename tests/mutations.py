@@ -399,6 +399,27 @@ MUTATIONS = (
         unit("batches"),
     ),
     Mutation(
+        "a rollout that runs ahead counts too late",
+        "trainer/algorithms/ahead.py",
+        "self._start(number, step - 1 + bound, index)",
+        "self._start(number, step + bound, index)",
+        unit("ahead", "test_every_group_counts_once_and_none_too_late"),
+    ),
+    Mutation(
+        "an answer hides that its weights changed",
+        "trainer/local/engine/engine.py",
+        "if not row.versions or row.versions[-1][1] != self._version(row):",
+        "if not row.versions:",
+        unit("engine", "test_a_weight_update_is_seen_by_the_next_step_even_of_a_running_request"),
+    ),
+    Mutation(
+        "what is done alike in every task is imitated once",
+        "trainer/traces/choice.py",
+        "digest = task, call_digest(transition.call)",
+        'digest = b"", call_digest(transition.call)',
+        unit("traces", "test_what_is_done_alike_in_several_tasks_counts_in_each"),
+    ),
+    Mutation(
         "a resumed run takes rollouts of older weights",
         "trainer/run/resume.py",
         "if call.newest_version > version or version - call.policy_version > allowed:",
