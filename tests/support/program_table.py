@@ -231,14 +231,25 @@ def _loaded(model: Path) -> Any:
 
 
 def _logprobs(model: Path, call: Call) -> np.ndarray[Any, Any]:
-    """Of the sampled tokens, by one forward pass of transformers over the whole call."""
+    """Of the sampled tokens, by one forward pass of transformers over the whole call, among those that its grammar
+    allowed."""
     import torch
+    from transformers import AutoTokenizer
+
+    from agl.trainer.local.grammar import Grammars, hidden
 
     with torch.no_grad():
         logits = _loaded(model)(torch.from_numpy(call.ids.astype(np.int64))[None]).logits[0].double()
-    scores = torch.log_softmax(logits / (call.temperature or 1.0), -1)
     first, sampled = call.prompt_ids.size - 1, torch.from_numpy(call.response_ids.astype(np.int64))
-    return scores[first : first + sampled.numel()].gather(1, sampled[:, None])[:, 0].numpy()
+    logits = logits[first : first + sampled.numel()]
+    if call.grammar:
+        grammars = Grammars(AutoTokenizer.from_pretrained(model), logits.shape[-1])
+        matcher = grammars.matcher(call.grammar)
+        for row, token in zip(logits, sampled.tolist(), strict=True):
+            row[hidden(torch.from_numpy(grammars.bits([matcher])), row.numel())[0]] = -torch.inf
+            matcher.consume_token(token)
+    scores = torch.log_softmax(logits / (call.temperature or 1.0), -1)
+    return scores.gather(1, sampled[:, None])[:, 0].numpy()
 
 
 # -- what must not differ ---------------------------------------------------------------------------------------------

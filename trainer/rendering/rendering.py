@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from agl.trainer.rendering.package_renderer import PackageRenderer
 
 Ids = Sequence[int] | npt.NDArray[np.int32]
+_KNOWN_TOOLS = 64
+"""Sets of tools whose calls are remembered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +77,7 @@ class Rendering:
             self._model = PackageRenderer(tokenizer, self.renderer)
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
-        self._possible_call = functools.lru_cache(64)(self._call_of)
+        self._possible_calls: dict[str, ForcedCall | None] = {}
 
     def prompt(
         self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None
@@ -115,14 +116,16 @@ class Rendering:
 
     def possible_call(self, tools: Tools) -> ForcedCall | None:
         """A call of any of these tools, if the chat template writes calls so that they can be told from other text."""
-        return self._possible_call(json.dumps(tools))
-
-    def _call_of(self, tools: str) -> ForcedCall | None:
-        try:
-            call = self.forced_call(json.loads(tools), True)
-        except ConfigError:
-            return None
-        return call if call.trigger and call.rests else None
+        key = json.dumps(tools)
+        if key not in self._possible_calls:
+            try:
+                call = self.forced_call(tools, True)
+            except ConfigError:
+                call = None
+            if len(self._possible_calls) >= _KNOWN_TOOLS:
+                self._possible_calls.clear()
+            self._possible_calls[key] = call if call and call.trigger and call.rests else None
+        return self._possible_calls[key]
 
     def extend(
         self,
