@@ -118,11 +118,11 @@ def tasks(n: int, seed: int, *, heldout: bool = False) -> list[Task]:
             "\n".join([f"def {name}({names}):", *lines, ""]).replace("@", fragment) for fragment in (right, wrong)
         )
         values = [[_argument(c, constant, rng) for c in calls] for _ in range(12)]
-        told = [(args, _value(good, name, args), _value(bad, name, args)) for args in values]
-        differ = [one for one in told if one[1] != one[2]]
+        results = [(args, _value(good, name, args), _value(bad, name, args)) for args in values]
+        differ = [one for one in results if one[1] != one[2]]
         if len(differ) < 2:
             continue
-        tests = [f"assert {name}({', '.join(map(repr, args))}) == {value!r}" for args, value, _ in told]
+        tests = [f"assert {name}({', '.join(map(repr, args))}) == {value!r}" for args, value, _ in results]
         shown, expected, _ = differ[0]
         call = f"{name}({', '.join(map(repr, shown))})"
         made.append({
