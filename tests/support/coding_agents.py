@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from agl.messages import read
-from agl.testing.provider import Provider, Reply, Script, Seen
+from agl.testing.provider import Provider, Reply, Script, Seen, last_said
 
 FILE, BEFORE, AFTER = "greeting.txt", "hello world\n", "goodbye world\n"
 TASK = f"Replace hello with goodbye in {FILE}."
 KEY = "sk-harness-0123456789"
 PROGRAMS = Path(os.environ.get("AGL_HARNESSES", "/nowhere")) / "bin"
 """Where `tests/harnesses/install.sh` puts them; otherwise they are looked for in the PATH."""
-Turns = tuple[Reply, ...]
+Turns = tuple[Reply | Callable[[str], Reply], ...]
+"""A turn that depends on a tool's result is a function of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,8 @@ def answers(turns: Turns, others: Mapping[str, Turns] | None = None) -> Script:
         text = "\n".join(m.text for m in messages)
         chosen = next((replies for phrase, replies in (others or {}).items() if phrase in text), turns)
         done = sum(bool(m.tool_calls) for m in messages)
-        return chosen[min(done, len(chosen) - 1)]
+        turn = chosen[min(done, len(chosen) - 1)]
+        return turn(last_said(body)[1]) if callable(turn) else turn
 
     return script
 
@@ -179,7 +181,7 @@ def claude(home: Path, provider: Provider) -> dict[str, str]:
 
 
 SED = f"sed -i s/hello/goodbye/ {FILE}"
-ID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+ID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 AGENTS = (
     CodingAgent(
         name="mini",
@@ -221,7 +223,12 @@ AGENTS = (
             r"analytics_enabled\W+(true|false)": "TELEMETRY",
         },
         delegates=(
-            lambda work: (call("multi_agent_v1/spawn_agent", message="Sub-agent: read it."), Reply("Done.")),
+            lambda work: (
+                call("multi_agent_v1/spawn_agent", message="Sub-agent: read it."),
+                # Codex ends with its main agent, whatever its sub-agents are still doing.
+                lambda result: call("multi_agent_v1/wait_agent", targets=re.findall(ID, result)),
+                Reply("Done."),
+            ),
             "Sub-agent: read it.",
             "codex-task",
         ),
