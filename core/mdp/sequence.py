@@ -7,6 +7,7 @@ case, a conversation that only grows, the tree is a chain and the row is the con
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
@@ -96,8 +97,8 @@ def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Train
         begins = (call.prompt_ids[:n].tobytes() for n in range(1, min(MIN_SHARED, call.prompt_ids.size) + 1))
         for number in sorted(number for begin in begins for number in by_begin.get(begin, ())):
             there = rows[number].longest_shared(call.prompt_ids)
-            shares_more = there.n_shared > (place.n_shared if place else 0)
-            if shares_more and (there.extends or there.n_shared >= MIN_SHARED):
+            shares_more = there.depth > (place.depth if place else 0)
+            if shares_more and (there.extends or there.depth >= MIN_SHARED):
                 home, place = rows[number], there
         if home is None:
             home = _RowBuilder()
@@ -153,22 +154,21 @@ class _Segment:
     """Consecutive tokens of a row: of one call, or of several that each continue the one before.
 
     Attributes:
-        calls, begins, starts: per call its index in the row, how many of the tokens come before its own, and the row
-            index of its first.
-        children: number of tokens before it -> its first token -> the segments that continue there.
+        begins, starts: per call how many of the tokens come before its own, and the row index of its first.
+        first_end: how many of them the call has that ends first.
+        children: number of tokens before it -> its first token -> the segment that continues there.
         buffer: the tokens, `size` of them, and room for more.
     """
 
     def __init__(self) -> None:
-        self.calls: list[int] = []
         self.begins: list[int] = []
         self.starts: list[int] = []
-        self.children: dict[int, dict[bytes, list[_Segment]]] = {}
+        self.first_end = sys.maxsize
+        self.children: dict[int, dict[int, _Segment]] = {}
         self.size = 0
         self.buffer = np.empty(0, np.int32)
 
-    def append(self, call: int, tokens_N: IntArray, start: int) -> None:
-        self.calls.append(call)
+    def append(self, tokens_N: IntArray, start: int) -> None:
         self.begins.append(self.size)
         self.starts.append(start)
         end = self.size + tokens_N.size
@@ -177,33 +177,44 @@ class _Segment:
         self.buffer[self.size : end] = tokens_N
         self.size = end
 
-    def owner(self, offset: int) -> int:
-        """Which of `calls` added the token at `offset`."""
-        return bisect_right(self.begins, offset) - 1
-
     def index(self, offset: int) -> int:
         """Row index of the token at `offset`."""
-        k = self.owner(offset)
+        k = bisect_right(self.begins, offset) - 1
         return self.starts[k] + offset - self.begins[k]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Where a prompt leaves a row: it shares `n_shared` tokens with it, the last `offset` of them those of `segment`.
-    `extends`: whether it begins with a whole call of the row."""
+    """A place in a row: `depth` tokens lead to it, the last `offset` of them those of `segment`. `extends`: whether a
+    whole call of the row is among them."""
 
-    n_shared: int
     segment: _Segment
-    offset: int
-    extends: bool
+    offset: int = 0
+    depth: int = 0
+    extends: bool = False
+
+    def follow(self, tokens_N: IntArray) -> _Place:
+        """Where these tokens, which continue from here, leave the row. Linear in the tokens that are compared."""
+        segment, offset, n, extends = self.segment, self.offset, 0, self.extends
+        while True:
+            room = min(segment.size - offset, tokens_N.size - n)
+            different_R = segment.buffer[offset : offset + room] != tokens_N[n : n + room]
+            equal = int(different_R.argmax()) if different_R.any() else room
+            offset, n = offset + equal, n + equal
+            extends = extends or offset >= segment.first_end
+            following = segment.children.get(offset, {}).get(int(tokens_N[n])) if n < tokens_N.size else None
+            if following is None:
+                return _Place(segment, offset, self.depth + n, extends)
+            segment, offset = following, 0
 
 
 class _RowBuilder:
     """A row under construction.
 
     Attributes:
-        members_C: the calls in it so far. root: an empty segment in which every row begins. arrays: per field of
-            `TrainingRow`, one per call.
+        members_C: the calls in it so far. root: an empty segment in which every row begins; of what several calls
+            have in common, the tree below has the first call's tokens alone. arrays: per field of `TrainingRow`, one
+            per call.
     """
 
     def __init__(self) -> None:
@@ -213,44 +224,27 @@ class _RowBuilder:
         self._size = 0
 
     def longest_shared(self, prompt_P: IntArray) -> _Place:
-        """Where the prompt shares the most tokens with the row, with the earliest call if several share them.
-
-        Takes time linear in the tokens compared: a segment is looked at where its first token and all before are equal.
-        """
-        best, best_offset, n_shared, first_call, extends = self.root, 0, 0, -1, False
-        open_segments = [(self.root, 0)]
-        while open_segments:
-            segment, depth = open_segments.pop()
-            n = min(segment.size, prompt_P.size - depth)
-            different_n = segment.buffer[:n] != prompt_P[depth : depth + n]
-            equal = int(different_n.argmax()) if different_n.any() else n
-            if equal:
-                first_end = segment.begins[1] if len(segment.begins) > 1 else segment.size
-                extends = extends or equal >= first_end
-                call = segment.calls[segment.owner(equal - 1)]
-                if (-(depth + equal), call) < (-n_shared, first_call):
-                    best, best_offset, n_shared, first_call = segment, equal, depth + equal, call
-            for offset, firsts in segment.children.items():
-                if offset <= equal:
-                    following = firsts.get(prompt_P[depth + offset : depth + offset + 1].tobytes(), ())
-                    open_segments += [(child, depth + offset) for child in following]
-        return _Place(n_shared, best, best_offset, extends)
+        """Where the prompt shares the most tokens with the row, with the earliest call if several share them."""
+        return _Place(self.root).follow(prompt_P)
 
     def add(self, transition: Transition, advantage: float, place: _Place | None = None) -> None:
         """Append a call, whose prompt leaves the row at `place`."""
-        place = place or _Place(0, self.root, 0, False)
-        call, c, n_shared = transition.call, len(self.members_C), place.n_shared
+        place = place or _Place(self.root)
+        call, c, n_shared = transition.call, len(self.members_C), place.depth
         tokens_N = np.concatenate([call.prompt_ids[n_shared:], call.response_ids])
         n, n_prompt = tokens_N.size, call.prompt_ids.size - n_shared
         parents_N = np.arange(self._size - 1, self._size - 1 + n, dtype=np.int32)
         parents_N[:1] = place.segment.index(place.offset - 1) if place.offset else -1
-        segment = place.segment
-        # One comparison for a conversation that only grows, however many calls it has.
-        if segment is self.root or place.offset < segment.size:
-            segment = _Segment()
-            firsts = place.segment.children.setdefault(place.offset, {})
-            firsts.setdefault(tokens_N[:1].tobytes(), []).append(segment)
-        segment.append(c, tokens_N, self._size)
+        # An answer that begins like an earlier one is in the row again, but found by what is new in it.
+        end = place.follow(tokens_N)
+        segment, known = end.segment, end.depth - n_shared
+        if known < n:
+            # One comparison for a conversation that only grows, however many calls it has.
+            if segment is self.root or end.offset < segment.size:
+                segment = _Segment()
+                end.segment.children.setdefault(end.offset, {})[int(tokens_N[known])] = segment
+            segment.append(tokens_N[known:], self._size + known)
+        segment.first_end = min(segment.first_end, segment.size if known < n else end.offset)
         sampled_N = np.arange(n) >= n_prompt
         mask_N = sampled_N & transition.trainable
         logprobs_N = np.zeros(n, np.float32)

@@ -117,6 +117,8 @@ MANY = {
     "other questions": lambda k: ([*SYSTEM, 1000 + k, 5], [7, 8, 9]),
     "little in common": lambda k: ([5, 6, 1000 + k, *SYSTEM], [7, 8, 9]),
     "tiny calls": lambda k: ([5, 6], [7]),
+    "the same dialogue": lambda k: ([*SYSTEM, *[7, 8, 9, 5][: 4 * (k % 2)]], [7, 8, 9]),
+    "answers that begin alike": lambda k: ([*SYSTEM, *[7, 1000 + k // 2, 5][: 3 * (k % 2)]], [7, 1000 + k // 2, 6]),
 }
 
 
