@@ -113,9 +113,11 @@ def agl(job: Job, dtype: str = "float32") -> tuple[Run, int]:
     from engine import in_process
 
     from agl.trainer.local.engine.engine import LocalEngine
+    from agl.trainer.local.tokenizer import load_tokenizer
 
     model = torch_model(job, dtype, "eager")
-    engine = LocalEngine(model, None, device=torch.device("cpu"), max_context=job.context, max_batch=job.agents)
+    tokenizer = load_tokenizer(job.directory)
+    engine = LocalEngine(model, tokenizer, device=torch.device("cpu"), max_context=job.context, max_batch=job.agents)
     return lambda agents: in_process(engine, agents), os.getpid()
 
 
