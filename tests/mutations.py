@@ -96,8 +96,8 @@ MUTATIONS = (
     Mutation(
         "a call joins a row that it does not share its prompt with",
         "core/mdp/sequence.py",
-        "different_n = segment.buffer[:n] != prompt_P[depth : depth + n]\n",
-        "different_n = segment.buffer[:n] > prompt_P[depth : depth + n]\n",
+        "different_R = segment.buffer[offset : offset + room] != tokens_N[n : n + room]\n",
+        "different_R = segment.buffer[offset : offset + room] > tokens_N[n : n + room]\n",
         unit("sequence", "test_walking_up_from_a_call_spells_its_prompt_and_response"),
     ),
     # -- credit and advantages ----------------------------------------------------------------------------------------
@@ -215,6 +215,27 @@ MUTATIONS = (
         "margin_P = chosen_rewards_P - rejected_rewards_P\n",
         "margin_P = rejected_rewards_P - chosen_rewards_P\n",
         unit("learner", "TestPreferences::test_the_chosen_side_wins"),
+    ),
+    Mutation(
+        "data parallel: gradients are not added",
+        "trainer/local/learner/learner.py",
+        "        self._ranks.add_gradients(self._trained.values())\n",
+        "",
+        ("tests/integration/test_data_parallel.py",),
+    ),
+    Mutation(
+        "data parallel: each measures its step on what it computed",
+        "trainer/local/learner/learner.py",
+        "            before = self._ranks.union({i: logprobs_N.cpu() for i, logprobs_N in before.items()})\n",
+        "",
+        ("tests/integration/test_data_parallel.py",),
+    ),
+    Mutation(
+        "data parallel: the first process samples all answers",
+        "trainer/local/policy.py",
+        "lambda owner: next(turns) % n",
+        "lambda owner: 0",
+        ("tests/integration/test_data_parallel.py",),
     ),
     Mutation(
         "gradient dropped",

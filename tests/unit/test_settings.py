@@ -59,11 +59,12 @@ def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch
                "max_context": 9, "threads": 2, "max_batch": 5, "max_staleness": 1, "engine": "vllm",
                "gpu_memory": 0.3, "load_timeout": 9.0}  # fmt: skip
     shared = names(PolicyGradient) & (names(LearnerConfig) | names(PolicySpec)) - {"update_epochs"}
-    assert changed.keys() | process.keys() == shared - {"quantize"}  # vLLM has none
+    assert changed.keys() | process.keys() == shared - {"quantize", "data_parallel"}  # vLLM has none
     spec = agl.GRPO(**changed, **process, steps=50, update_epochs=4).policy_spec(seed=6, steps=50)  # type: ignore[arg-type]
     assert {name: getattr(spec.learner, name) for name in changed} == changed
     assert {name: getattr(spec, name) for name in process} == process
     assert agl.GRPO(model="m", steps=1, lora=LoraSpec(), quantize="4bit").policy_spec(0, 1).quantize == "4bit"
+    assert agl.GRPO(model="m", steps=1, data_parallel=3).policy_spec(0, 1).data_parallel == 3
     assert (spec.seed, spec.learner.seed, spec.learner.update_epochs, spec.learner.total_steps) == (6, 6, 4, 50)
 
 

@@ -104,6 +104,8 @@ class Device:
         engine: what samples: "torch", in the learner's process, or "vllm", in a separate one on the same device.
         gpu_memory: share of the GPU's memory that "vllm" takes; None = 0.4. While the learner works it is the
             learner's.
+        data_parallel: processes that each hold the weights, sample some of the answers and compute some of each update,
+            on a GPU each, from the first on. Not with "vllm".
         max_context: token limit of a prompt with its answer; None = the model's.
         threads: CPU threads of the policy process; None = as torch chooses.
         max_tokens_per_microbatch: tokens of one forward pass of the learner; None = by the device.
@@ -120,6 +122,7 @@ class Device:
     quantize: Quantize | None = None
     engine: EngineName = "torch"
     gpu_memory: float | None = None
+    data_parallel: int = 1
     max_context: int | None = None
     threads: int | None = None
     max_tokens_per_microbatch: int | None = None

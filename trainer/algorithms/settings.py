@@ -143,7 +143,7 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
         values = {f.name: getattr(self, f.name) for f in fields(self)} | {"steps": steps, "epochs": None}
         changeable = {
             "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
-            "prompts", "load_timeout",
+            "prompts", "load_timeout", "data_parallel",
         }  # fmt: skip
         identity = {
             "algorithm": type(self).__name__,

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
+import itertools
 import os
+import sys
+import tempfile
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -29,13 +33,15 @@ from agl.trainer.processes.peer import Peer
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 
+OF_ONE = ("engine_logprobs", "save_model", "save_state", "export_weights")
+"""Commands that one of several processes executes for all of them, as their weights are equal."""
 LOAD_HINT = "check the network and the disk, or raise load_timeout="
 OnProgress = Callable[[str], object]
 """Called with what is being loaded."""
 
 
 class LocalPolicy:
-    """A policy in a separate process, or in one shared with other adapters on the same base model.
+    """A policy in a separate process, in several, or in one shared with other adapters on the same base model.
 
     An `agl.trainer.engines.Engine`, and the control of its learner. Made by `start` or `start_policies`, ended by
     `close`; every call must come from the event loop that started it.
@@ -79,7 +85,7 @@ class LocalPolicy:
         self._check_name(request.policy)
         request = replace(request, prompt_ids=int_array(request.prompt_ids), policy=self.spec.name)
         on_event = None if on_tokens is None else lambda tokens: on_tokens(*tokens)
-        completion = await self.process.peer.call("generate", request, on_tokens is not None, on_event=on_event)
+        completion = await self.process.generate(request, on_tokens is not None, on_event)
         self.prompt_tokens += request.prompt_ids.size
         self.reused_tokens += completion.cached_tokens
         return completion
@@ -147,7 +153,7 @@ class LocalPolicy:
             raise EngineError(f"no policy {policy!r} is served here", hint=f"this engine serves {serves}")
 
     async def _command(self, name: str, *arguments: Any) -> Any:
-        result, self.version = await self.process.peer.call(name, self.spec.name, *arguments)
+        result, self.version = await self.process.command(name, self.spec.name, *arguments)
         return result
 
 
@@ -184,20 +190,25 @@ async def start_policies(
 
 
 class PolicyProcess:
-    """A child process (`agl.trainer.local.worker`) that serves and trains the policies of one base model.
+    """A child process (`agl.trainer.local.worker`) that serves and trains the policies of one base model; with
+    `data_parallel`, several that do so together.
 
     Made by `start`, ended by `close`; every call must come from the event loop that started it.
 
     Attributes:
-        specs: the policies. info: what was loaded, by policy. peer: calls the process.
+        specs: the policies. info: what was loaded, by policy.
     """
 
     info: dict[str, PolicyInfo]
 
     def __init__(self, specs: Seq[PolicySpec]) -> None:
         self.specs = tuple(specs)
-        self.peer = Peer({}, self._on_loss)
-        self._child = Child("agl.trainer.local.worker", env=environment(specs[0].threads))
+        n = specs[0].data_parallel
+        self._peers = [Peer({}, functools.partial(self._on_loss, rank)) for rank in range(n)]
+        self._children: list[Child] = []
+        turns = itertools.count()
+        # Whoever calls again comes to the process that has computed what it said before.
+        self._home = functools.lru_cache(1 << 14)(lambda owner: next(turns) % n)
         self._on_death: Callable[[AglError], None] = lambda error: None
 
     @classmethod
@@ -223,13 +234,21 @@ class PolicyProcess:
             on_progress(text)
 
         try:
-            await process._child.connect(process.peer)
-            async with asyncio.timeout(limit) as deadline:
-                process.info = await process.peer.call("load", process.specs, on_event=on_loading)
+            for peer in process._peers:
+                child = Child("agl.trainer.local.worker", env=environment(specs[0].threads, specs[0].data_parallel))
+                process._children.append(child)
+                await child.connect(peer)
+            with tempfile.TemporaryDirectory(prefix="agl-ranks-") as folder:
+                async with asyncio.timeout(limit) as deadline:
+                    loaded = [
+                        peer.call("load", process.specs, rank, f"{folder}/meet", on_event=on_loading)
+                        for rank, peer in enumerate(process._peers)
+                    ]
+                    process.info, *_ = await asyncio.gather(*loaded)
         except TimeoutError:
             error = EngineError(
                 f"the policy made no progress for {limit:g} s while it was loaded ({last})",
-                hint=f"{LOAD_HINT}; its last output was:\n{process._child.last_output()}",
+                hint=f"{LOAD_HINT}; its last output was:\n{process._children[0].last_output()}",
                 model=specs[0].model,
             )
             await process.close(timeout=0.0)
@@ -239,51 +258,72 @@ class PolicyProcess:
             raise
         return process
 
+    def generate(self, request: Request, stream: bool, on_event: Callable[[Any], None] | None) -> asyncio.Future[Any]:
+        """Have the process sample that the request's owner is at home in."""
+        home = self._home(request.owner or request.session or request.prompt_ids.tobytes())
+        return self._peers[home].call("generate", request, stream, on_event=on_event)
+
+    async def command(self, name: str, *arguments: Any) -> Any:
+        """Have all processes execute a command that they compute together, or the first one any other."""
+        peers = self._peers[:1] if name in OF_ONE else self._peers
+        return (await asyncio.gather(*(peer.call(name, *arguments) for peer in peers)))[0]
+
     @property
     def pid(self) -> int:
-        """Process id of the child."""
-        return self._child.process.pid
+        """Process id of the first child."""
+        return self._children[0].process.pid
 
     @property
     def returncode(self) -> int | None:
-        """Exit code of the child; None while it runs."""
-        return self._child.process.poll()
+        """Exit code of the first child; None while it runs."""
+        return self._children[0].process.poll()
 
     def on_death(self, callback: Callable[[AglError], None]) -> None:
-        """Have `callback` called with the error when the process dies; at once if it already has."""
+        """Have `callback` called with the error when a process dies; at once if one already has."""
         self._on_death = callback
-        if self.peer.lost is not None:
-            callback(self.peer.lost)
+        if (lost := self._peers[0].lost) is not None:
+            callback(lost)
 
     async def close(self, *, timeout: float = 5.0) -> None:
-        """End the policies and the process. Idempotent.
+        """End the policies and the processes. Idempotent.
 
-        What it computes is completed, for at most `timeout` seconds.
+        What they compute is completed, for at most `timeout` seconds.
         """
         if timeout > 0:
             with contextlib.suppress(AglError, TimeoutError):
-                await asyncio.wait_for(self.peer.call("stop"), timeout)
+                await asyncio.wait_for(self.command("stop"), timeout)
         self._fail("the policy process was closed", "start a new one")
-        await self._child.end()
+        await asyncio.gather(*(child.end() for child in self._children))
 
-    def _on_loss(self) -> None:
-        ended, output = self._child.how_it_ended(), self._child.last_output()
+    def _on_loss(self, rank: int) -> None:
+        first = self._peers[0].lost is None
+        child = self._children[rank]
+        ended, output = child.how_it_ended(), child.last_output()
+        which = f", number {rank + 1} of {len(self._peers)}" if len(self._peers) > 1 else ""
         self._fail(
-            f"the policy process died ({ended})", f"its last output was:\n{output}" if output else "start a new one"
+            f"the policy process died ({ended}{which})",
+            f"its last output was:\n{output}" if output else "start a new one",
         )
-        assert self.peer.lost is not None
-        self._on_death(self.peer.lost)
+        # Those left would wait for it.
+        for other in self._children:
+            other.close()
+        assert self._peers[0].lost is not None
+        if first:
+            self._on_death(self._peers[0].lost)
 
     def _fail(self, what: str, hint: str) -> None:
-        self.peer.fail(EngineError(what, hint=hint, model=self.specs[0].model))
+        for peer in self._peers:
+            peer.fail(EngineError(what, hint=hint, model=self.specs[0].model))
 
 
-def environment(threads: int | None) -> dict[str, str]:
-    """The process's environment: thread pools must be sized before torch is imported."""
+def environment(threads: int | None, processes: int = 1) -> dict[str, str]:
+    """The environment of each of so many processes: thread pools must be sized before torch is imported."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pool = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, cores - 1))
+    pool = str(threads or os.environ.get("OMP_NUM_THREADS") or max(1, (cores - 1) // processes))
     return child_environment(["HF_TOKEN"]) | {
         "OMP_NUM_THREADS": pool,
         "MKL_NUM_THREADS": pool,
         "TOKENIZERS_PARALLELISM": "false",
+        # Processes that learn together are on this machine; its name need not resolve.
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
     }

@@ -35,10 +35,12 @@ class PolicySpec:
         max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
             `LocalPolicy.publish` renews the copy.
         trained: False for one that only answers, or scores.
+        data_parallel: processes that each hold the weights, sample some of the answers and compute some of each update,
+            on a GPU each.
         load_timeout: how long loading may make no progress (`agl.trainer.local.loading`), in seconds; None = for ever.
 
     Raises:
-        ConfigError: `quantize` cannot be honoured.
+        ConfigError: `quantize` or `data_parallel` cannot be honoured.
     """
 
     model: str
@@ -58,8 +60,16 @@ class PolicySpec:
     max_staleness: int = 0
     load_timeout: float | None = 600.0
     trained: bool = True
+    data_parallel: int = 1
 
     def __post_init__(self) -> None:
+        if self.data_parallel < 1:
+            raise ConfigError(f"data_parallel={self.data_parallel}", hint="a number of processes, 1 or more")
+        if self.data_parallel > 1 and (self.engine == "vllm" or self.device not in ("auto", "cuda", "cpu")):
+            raise ConfigError(
+                f"data_parallel={self.data_parallel} with engine={self.engine!r}, device={self.device!r}",
+                hint="it takes the first GPUs of this machine and engine='torch'; agl.VERL trains on many with vLLM",
+            )
         if self.quantize is None:
             return
         what = f"quantize={self.quantize!r}"
@@ -84,7 +94,7 @@ class PolicySpec:
         """What policies must have in common to be adapters on one base model, in one process."""
         return (
             self.model, self.device, self.dtype, self.quantize, self.attention, self.max_context, self.threads,
-            self.max_batch, self.max_staleness,
+            self.max_batch, self.max_staleness, self.data_parallel,
         )  # fmt: skip
 
 

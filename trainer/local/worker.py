@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from agl.trainer.local.engine.engine import LocalEngine
     from agl.trainer.local.learner.learner import Learner
+    from agl.trainer.local.learner.ranks import Ranks
     from agl.trainer.local.model import LoadedPolicy
 
 LEARNER_COMMANDS = ("train", "logprobs", "sequence_logprobs", "save_model", "save_state")
@@ -65,12 +66,18 @@ class Worker:
             {"load": self.load, "generate": self.generate, "stop": lambda emit: None, **commands}, lambda: os._exit(0)
         )
 
-    async def load(self, emit: Emit, specs: Sequence[PolicySpec]) -> dict[str, PolicyInfo]:
-        """Load the policies in a thread, so that what is being loaded is emitted meanwhile."""
+    async def load(
+        self, emit: Emit, specs: Sequence[PolicySpec], rank: int = 0, rendezvous: str = ""
+    ) -> dict[str, PolicyInfo]:
+        """Load the policies in a thread, so that what is being loaded is emitted meanwhile.
+
+        Args:
+            rank: of this process among those with `data_parallel`. rendezvous: the file by which they find each other.
+        """
         loop = asyncio.get_running_loop()
         try:
             with LoadingProgress(lambda text: loop.call_soon_threadsafe(emit, text)):
-                info = await asyncio.to_thread(self._load, specs)
+                info = await asyncio.to_thread(self._load, specs, rank, rendezvous)
         except AglError:
             raise
         except Exception as error:
@@ -119,7 +126,7 @@ class Worker:
             return asyncio.get_running_loop().run_in_executor(self._learning, execute)
         return execute()
 
-    def _load(self, specs: Sequence[PolicySpec]) -> dict[str, PolicyInfo]:
+    def _load(self, specs: Sequence[PolicySpec], rank: int, rendezvous: str) -> dict[str, PolicyInfo]:
         """Load the model and set up one engine, and a learner for each policy, on the same weights."""
         from agl.trainer.local.engine.engine import LocalEngine
         from agl.trainer.local.learner.learner import Learner
@@ -130,9 +137,10 @@ class Worker:
 
         first = specs[0]
         _flush_denormals()
+        ranks, device = _joined(first, rank, rendezvous)
         loaded = load_policy(
             first.model,
-            device=first.device,
+            device=device,
             dtype=first.dtype,
             quantize=first.quantize,
             lora=first.lora,
@@ -157,7 +165,7 @@ class Worker:
         for spec in specs:
             use = functools.partial(adapters.use, spec.name) if adapters is not None else None
             self._policies[spec.name] = _Policy(
-                Learner(model, spec.learner, device, use, loaded.tokenizer), names.get(spec.name)
+                Learner(model, spec.learner, device, use, loaded.tokenizer, ranks), names.get(spec.name)
             )
         self._engine: LocalEngine = LocalEngine(
             self._served,
@@ -272,6 +280,23 @@ class Worker:
         self._policies[policy].learner.load_state_dict(learner)
         self._policies[policy].version = version
         self.publish(policy)
+
+
+def _joined(spec: PolicySpec, rank: int, rendezvous: str) -> tuple[Ranks | None, str]:
+    """The processes that share the updates, once all are there, and this one's device."""
+    if spec.data_parallel == 1:
+        return None, spec.device
+    import torch
+
+    from agl.trainer.local.learner.ranks import Ranks
+
+    device = "cpu"
+    if spec.device == "cuda" or (spec.device == "auto" and torch.cuda.is_available()):
+        if (there := torch.cuda.device_count()) < spec.data_parallel:
+            raise ModelLoadError(f"data_parallel={spec.data_parallel}, but there are {there} GPUs", hint="lower it")
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(device)
+    return Ranks.join(rank, spec.data_parallel, rendezvous, torch.device(device)), device
 
 
 def served_copy(model: Any) -> Any:

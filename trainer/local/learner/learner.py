@@ -27,6 +27,7 @@ from agl.trainer.local.learner.metrics import Totals, not_finite
 from agl.trainer.local.learner.microbatches import MicroBatch, collate, length_buckets
 from agl.trainer.local.learner.minibatches import minibatches
 from agl.trainer.local.learner.prefix_trees import chain, divide, prefix_trees
+from agl.trainer.local.learner.ranks import Ranks
 from agl.trainer.local.learner.targets import (
     LossRow,
     Pairs,
@@ -58,6 +59,7 @@ class Learner:
         device: where the model is.
         use: switches the model to this policy before each use, where it holds the adapters of several.
         tokenizer: for rows that were held to a grammar.
+        ranks: the processes that share each update; each has a learner like this one, and calls it with the same.
 
     Attributes:
         autocast: dtype that updates compute in, if not the weights' own.
@@ -73,8 +75,10 @@ class Learner:
         device: torch.device,
         use: Callable[[], None] | None = None,
         tokenizer: Any = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config = config
+        self._ranks = ranks or Ranks()
         self._use = use or (lambda: None)
         self._use()
         lower = (config.autocast or ("bfloat16" if device.type == "cuda" else "float32")) == "bfloat16"
@@ -191,11 +195,12 @@ class Learner:
                 for minibatch in minibatches(loss_rows, self.config.minibatches, shuffle, pairs):
                     self._step(minibatch, totals, pairs)
         self._updates += 1
-        return totals.metrics() | {
+        metrics = totals.metrics(self._ranks.gather)
+        return metrics | {
             "learning_rate": learning_rate,
             "rows": float(len(rows)),
             "tokens": float(sum(s.n_actions for s in rows)),
-            "forwarded_tokens": totals.forwarded / self.config.update_epochs,
+            "forwarded_tokens": metrics["forwarded_tokens"] / self.config.update_epochs,
             "unique_tokens": float(len(prefix_trees(rows))),
         }
 
@@ -247,15 +252,19 @@ class Learner:
             losses.append(([row.sequence for row in members], loss_N.detach()))
             by_row = output.logprobs.detach().split([row.sequence.n_actions for row in members])
             before |= zip(bucket, by_row, strict=True)
+        self._ranks.add_gradients(self._trained.values())
+        self._ranks.add(total)
         if preference_loss is not None:
             total = preference_loss.to(total)
         norm = nn.utils.clip_grad_norm_(self._trained.values(), self.config.grad_clip or float("inf"))
         loss_value, norm_value = torch.stack([total, norm]).tolist()
         if not np.isfinite([loss_value, norm_value]).all():
             self._optimizer.zero_grad(set_to_none=True)
-            raise not_finite(losses, loss_value, norm_value)
+            everywhere = self._ranks.gather([(members, loss_N.cpu()) for members, loss_N in losses])
+            raise not_finite([of for part in everywhere for of in part], loss_value, norm_value)
         self._optimizer.step()
         if self._region is not None:
+            before = self._ranks.union({i: logprobs_N.cpu() for i, logprobs_N in before.items()})
             totals.add_held(*self._region.hold(sequences, before, self._trained_logprobs))
         totals.add_step(loss_value, norm_value)
 
@@ -369,30 +378,38 @@ class Learner:
         output: Literal["logprobs", "values"] = "logprobs",
     ) -> list[FloatArray]:
         """float32 [T] per row: log-probs or values of the wanted tokens, 0 elsewhere."""
-        by_row = [np.zeros(len(row), dtype=np.float32) for row in rows]
+        by_row: dict[int, FloatArray] = {}
         with torch.no_grad(), self._dropout(on=False):
             for bucket, batch in self._microbatches(model, rows, wanted):
                 values_N = getattr(model(batch), output).cpu().numpy()
                 ends = np.cumsum([len(places) for places in batch.places])
                 for i, places, part in zip(bucket, batch.places, np.split(values_N, ends[:-1]), strict=True):
+                    by_row[i] = np.zeros(len(rows[i]), dtype=np.float32)
                     by_row[i][places] = part
-        return by_row
+        by_row = self._ranks.union(by_row)
+        return [by_row[i] for i in range(len(rows))]
 
     def _microbatches(
         self, model: LogProbModel, rows: Seq[TrainingRow], wanted: Seq[BoolArray]
     ) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Each forward pass over the rows: the indices of its rows, and its tensors."""
+        """Each forward pass of this process over the rows: the indices of its rows, and its tensors."""
         shared = prefix_trees(rows) if self._trees else None
         trees = shared is not None and (
             self._device.type == "cpu"
             or not all(row.is_chain for row in rows)
             or len(shared) < WORTH_SHARING * sum(map(len, rows))
         )
-        if shared is not None and trees:
-            buckets = divide(shared, self._max_tokens)
-        else:
-            buckets = length_buckets([len(row) for row in rows], self._max_tokens)
-        for bucket in buckets:
+        lengths, whole = [len(row) for row in rows], shared if trees else None
+
+        def buckets_of(max_tokens: int) -> list[list[int]]:
+            return length_buckets(lengths, max_tokens) if whole is None else divide(whole, max_tokens)
+
+        def cost(bucket: list[int]) -> int:
+            if whole is None:
+                return len(bucket) * max(lengths[i] for i in bucket)
+            return np.unique(np.concatenate([whole.places[i] for i in bucket])).size
+
+        for bucket in self._ranks.share(buckets_of, cost, self._max_tokens):
             members, masks = [rows[i] for i in bucket], [wanted[i] for i in bucket]
             yield bucket, collate(members, masks, self._device, model.mask_dtype, trees=trees, grammars=self._grammars)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,14 +49,20 @@ class Totals:
         self._kls.append(kl)
         self._shares.append(share)
 
-    def metrics(self) -> dict[str, float]:
-        sums = torch.stack(list(self._sums.values())).tolist()
+    def metrics(self, gather: Callable[[Any], list[Any]]) -> dict[str, float]:
+        """Of all processes that share the update. `gather`: what each of them has -> all of it, in each of them."""
+        own = dict(zip(self._sums, torch.stack(list(self._sums.values())).tolist(), strict=True)) if self._sums else {}
+        largest = [float(torch.stack(self._largest).max())] if self._largest else []
+        sums, counts, greatest, forwarded = zip(*gather((own, self._counts, largest, self.forwarded)), strict=True)
+        total = {name: sum(part.get(name, 0.0) for part in sums) for part in sums for name in part}
+        n, most = sum(counts, Counter[str]()), [value for part in greatest for value in part]
         loss, norm = np.mean(self._steps, axis=0)
         return {
             "loss": float(loss),
             "grad_norm": float(norm),
-            **{name: total / self._counts[name] for name, total in zip(self._sums, sums, strict=True)},
-            **({"max_abs_log_ratio": float(torch.stack(self._largest).max())} if self._largest else {}),
+            **{name: value / n[name] for name, value in total.items()},
+            **({"max_abs_log_ratio": max(most)} if most else {}),
+            "forwarded_tokens": float(sum(forwarded)),
             "optimizer_steps": float(len(self._steps)),
             **({"step_kl": max(self._kls), "step_taken": min(self._shares)} if self._kls else {}),
         }
