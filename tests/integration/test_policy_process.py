@@ -156,7 +156,7 @@ def test_cancelling_the_task_frees_the_engine(policy, runner):
         return await policy.generate(Request(PROMPT, Sampling(max_tokens=2)))
 
     assert runner.run(cancel()).token_ids.size == 2
-    assert not policy.process.peer._calls
+    assert not policy.process._peers[0]._calls
 
 
 def test_a_callback_that_fails_fails_its_own_request(policy, runner):
