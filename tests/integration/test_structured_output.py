@@ -250,6 +250,49 @@ def test_every_rollout_parses_and_is_trained_exactly(
         assert {bool(call.tool_call_ids) for call in found} == {True, False}, "both calls and output"
 
 
+@pytest.fixture(scope="module")
+def reasoning_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained model with Qwen3's marks and chat template, which often begins to reason and soon ends it."""
+    import torch
+    from tiny_tokenizers import template_tokenizer
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder, tokenizer = tmp_path_factory.mktemp("reasoning"), template_tokenizer("qwen3")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=1024, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for mark, factor in (("<think>", 12), ("</think>", 50)):
+            model.lm_head.weight[tokenizer.convert_tokens_to_ids(mark)] *= factor
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_policy_reasons_before_an_answer_that_fits(reasoning_model: Path, tmp_path: Path) -> None:
+    thought: list[bool] = []
+
+    @agl.rollout
+    def think(task: dict[str, str], llm: agl.LLM) -> float:
+        client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+        messages: Any = [{"role": "user", "content": task["question"]}]
+        answer = client.chat.completions.parse(model=llm.model, messages=messages, response_format=Sum)
+        thought.append(bool(getattr(answer.choices[0].message, "reasoning_content", None)))
+        return fits(answer.choices[0].message.parsed)
+
+    algorithm = agl.GRPO(
+        model=str(reasoning_model), group_size=4, batch_size=4, steps=1, learning_rate=1e-3, max_response_tokens=700,
+    )  # fmt: skip
+    result = agl.Trainer(algorithm, n_workers=4, directory=tmp_path, progress=False, max_attempts=1).fit(think, TASKS)
+    assert result.history[0]["train/rollouts"] == 16
+    assert not result.history[0].get("train/failed")
+    assert {*thought} == {True, False}, thought
+    assert max(value for key, value in result.history[0].items() if key.endswith("abs_log_ratio")) < 1e-4
+
+
 def test_a_schema_that_cannot_be_held_is_the_agents_error(untrained_model: Path, tmp_path: Path) -> None:
     """The error says what is wrong, and nothing is trained."""
     seen: list[str] = []

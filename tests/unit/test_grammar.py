@@ -10,6 +10,7 @@ import pytest
 import torch
 from device import DEVICE
 from tiny_engine import VOCABULARY, engine_for, finish, prompts, tiny_model, tiny_tokenizer
+from tiny_tokenizers import template_tokenizer
 
 pytest.importorskip("llguidance")
 
@@ -252,3 +253,46 @@ def test_a_grammar_that_was_recorded_without_what_came_later_is_still_known():
     recorded = json.dumps({"forms": [["", NAMES_A, ""]], "stop": [STOP]})
     ids = [*tokenizer.encode('{"a": 1}'), STOP]
     assert Grammars(tokenizer, VOCABULARY).matcher(recorded).validate_tokens(ids) == len(ids)
+
+
+THOUGHT = "<think>\nIs it {3}?\n</think>\n\n"
+RESULT = '{"a": 1}'
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        (RESULT, {"none", "possible"}),
+        (THOUGHT + RESULT, {"possible"}),
+        (THOUGHT.removeprefix("<think>\n") + RESULT, {"open"}),
+        ("<think></think>" + RESULT, {"possible"}),
+        (THOUGHT + THOUGHT + RESULT, set()),
+        (THOUGHT, set()),
+        ("<think>\nIs it {3}?\n" + RESULT, set()),
+        (THOUGHT + "Well, " + RESULT, set()),
+        (THOUGHT + "\n\n\n" + RESULT, set()),
+    ],
+)
+def test_reasoning_comes_before_what_a_schema_holds(text: str, where: set[str], free: bool):
+    tokenizer = template_tokenizer("qwen3")
+    stop = tokenizer.eos_token_id
+    ids = [*tokenizer.encode(text), stop]
+    for reasoning in ("none", "possible", "open"):
+        grammar = json_grammar([("", NAMES_A, "")], [stop], reasoning=reasoning)
+        if free:
+            form = '<tool_call>\n{"name": "add", "arguments": ', NAMES_B, "}\n</tool_call>"
+            grammar = json_grammar([form], [stop], trigger="<tool_call>", otherwise=NAMES_A, reasoning=reasoning)
+        matcher = Grammars(tokenizer, len(tokenizer)).matcher(grammar)
+        assert (matcher.validate_tokens(ids) == len(ids)) == (reasoning in where), reasoning
+
+
+def test_a_call_after_reasoning_has_parameters_that_fit():
+    tokenizer = template_tokenizer("qwen3")
+    stop = tokenizer.eos_token_id
+    form = '<tool_call>\n{"name": "add", "arguments": ', NAMES_B, "}\n</tool_call>"
+    grammar = json_grammar([form], [stop], trigger="<tool_call>", reasoning="possible")
+    matcher = Grammars(tokenizer, len(tokenizer)).matcher(grammar)
+    for arguments, fits in (('{"b": 2}', True), ('{"b": "2"}', False)):
+        ids = [*tokenizer.encode(f"{THOUGHT}So:\n{form[0]}{arguments}{form[2]}"), stop]
+        assert (matcher.validate_tokens(ids) == len(ids)) == fits

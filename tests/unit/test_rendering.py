@@ -463,3 +463,20 @@ def test_a_prompt_is_rendered_once_unless_it_shows_the_time(clock: bool):
     assert prompts[0] == prompts[1] == prompts[2]
     assert len(rendered) == (3 if clock else 1)
     assert rendering.prompt([{"role": "user", "content": "hullo"}], TOOLS).ids.tolist() != prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("template", "ending", "expected"),
+    [
+        ("qwen3", "", "possible"),
+        ("qwen3", "<think>\n", "open"),
+        ("qwen3", "<think>\n\n</think>\n\n", "none"),
+        ("qwen25", "", "none"),
+    ],
+)
+def test_where_an_answer_can_reason(template: str, ending: str, expected: str) -> None:
+    tokenizer = template_tokenizer(template)
+    messages = [{"role": "user", "content": "How many? <think></think>"}]
+    prompt = Rendering(tokenizer).prompt(messages).ids
+    prompt = np.concatenate([prompt, tokenizer.encode(ending)]).astype(np.int32)
+    assert Rendering(tokenizer).reasoning(prompt) == expected

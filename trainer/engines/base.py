@@ -44,6 +44,9 @@ class Sampling:
     grammar: str = ""
 
 
+Reasoning = Literal["none", "possible", "open"]
+
+
 def json_grammar(
     forms: Iterable[tuple[str, Any, str]],
     stop_token_ids: Sequence[int],
@@ -51,6 +54,7 @@ def json_grammar(
     trigger: str = "",
     otherwise: Any = None,
     several: bool = True,
+    reasoning: Reasoning = "none",
 ) -> str:
     """The grammar of an answer in one of several forms: a text, JSON that fits a schema, its properties in the schema's
     order, and another text; then a stop token.
@@ -59,8 +63,10 @@ def json_grammar(
         trigger: the text, not empty, that begins each form where the answer may be another: any text, which may also
             come before the first form, or JSON that fits the schema `otherwise`.
         several: whether forms with a trigger may follow each other.
+        reasoning: whether the answer goes on with any text up to `</think>` before that ("open"), or may begin with
+            `<think>` and such a text ("possible"). Both marks are then tokens that were added to the vocabulary.
     """
-    others = {"trigger": trigger, "otherwise": otherwise, "several": several}
+    others = {"trigger": trigger, "otherwise": otherwise, "several": several, "reasoning": reasoning}
     return json.dumps({"forms": [*forms], "stop": [*stop_token_ids], **others})
 
 

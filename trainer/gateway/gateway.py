@@ -256,7 +256,7 @@ class Gateway:
         choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
         sampling = _sampling(served, pending.access.rules, request.sampling, prompt.size)
         if request.sampling.grammar or request.force_tool or _strict(request.tools):
-            sampling = self._held(served, request, sampling)
+            sampling = self._held(served, request, sampling, prompt)
         replies = [self._reply(pending, served, request, match, choice, sampling, on_tokens) for choice in choices]
         if len(replies) == 1:
             results = [await replies[0]]
@@ -273,10 +273,10 @@ class Gateway:
         pending.access.pending.discard(pending)
         return results
 
-    def _held(self, served: ServedPolicy, request: ChatRequest, sampling: Sampling) -> Sampling:
+    def _held(self, served: ServedPolicy, request: ChatRequest, sampling: Sampling, prompt: IntArray) -> Sampling:
         """`sampling` with the grammar of the request's schema and of the calls that it forces or allows, where the
         engine holds to one. Of a schema that it does not hold to, one line says why."""
-        schema = request.sampling.grammar
+        schema, reasoning = request.sampling.grammar, served.rendering.reasoning(prompt)
         if not holds_to_grammars(served.engine):
             engine = type(served.engine).__name__
             why = f"{engine} does not enforce one; the local engine does: {install_line('structured')}"
@@ -288,12 +288,14 @@ class Gateway:
                 otherwise = json.loads(schema) if schema else None
                 stops = served.stop_token_ids
                 grammar = json_grammar(
-                    call.forms, stops, trigger=call.trigger, otherwise=otherwise, several=not request.one_call
-                )
+                    call.forms, stops, trigger=call.trigger, otherwise=otherwise, several=not request.one_call,
+                    reasoning=reasoning,
+                )  # fmt: skip
                 return replace(sampling, grammar=grammar)
             why = "the chat template gives calls no tag and JSON arguments, by which they could be told from other text"
         else:
-            return replace(sampling, grammar=json_grammar([("", json.loads(schema), "")], served.stop_token_ids))
+            form = "", json.loads(schema), ""
+            return replace(sampling, grammar=json_grammar([form], served.stop_token_ids, reasoning=reasoning))
         if schema and why not in self._not_held:
             self._not_held.add(why)
             log.warning("an agent requests answers in a JSON schema: %s", why)

@@ -36,6 +36,9 @@ _NAMED, _NESTED = (
 """Keywords of JSON Schema: that can add properties; that hold schemas by name; that hold schemas."""
 
 
+REASONING = "<think>", "</think>"
+
+
 class Grammars:
     """The grammars of a tokenizer.
 
@@ -74,11 +77,12 @@ class Grammars:
         tokenizer = self._prepared(tuple(parts["stop"]))
         # Calls that were recorded before there were others have none of these.
         others = parts.get("trigger", ""), parts.get("otherwise"), parts.get("several", True)
-        matcher = LLMatcher(tokenizer, self._lark(parts["forms"], *others), log_level=0)
-        if matcher.is_error() and all(before for before, _, _ in parts["forms"]):
+        before = self._before(parts.get("reasoning", "none"))
+        matcher = LLMatcher(tokenizer, before + self._lark(parts["forms"], *others), log_level=0)
+        if matcher.is_error() and all(opening for opening, _, _ in parts["forms"]):
             # A call that the agent forces is one at least, whatever its parameters.
-            calls = [(before, {"type": "object"}, after) for before, _, after in parts["forms"]]
-            matcher = LLMatcher(tokenizer, self._lark(calls, *others), log_level=0)
+            calls = [(opening, {"type": "object"}, end) for opening, _, end in parts["forms"]]
+            matcher = LLMatcher(tokenizer, before + self._lark(calls, *others), log_level=0)
         if matcher.is_error():
             raise ConfigError(
                 f"answers cannot be held to this schema: {matcher.get_error()}",
@@ -99,19 +103,27 @@ class Grammars:
         ]
         form = " | ".join(f"form{i}" for i in range(len(forms)))
         if not trigger:
-            return "\n".join([f"start: {form}", *rules])
+            return "\n".join([f"answer: {form}", *rules])
         tag = trigger.strip()
         begin, space = self._text(tag), r"/[ \n]{0,2}/"
         calls = f"form ({space} {begin} form)*" if several else "form"
         rules.append(f"form: {form}")
         if otherwise is not None:
             rules.append(f"json: %json {json.dumps(closed(otherwise) | {'x-guidance': _FORM})}")
-            return "\n".join([f"start: json | {space} {begin} {calls}", *rules])
+            return "\n".join([f"answer: json | {space} {begin} {calls}", *rules])
         if tag in self._added:  # which no text holds
-            return "\n".join([f"start: TEXT | TEXT {begin} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
+            return "\n".join([f"answer: TEXT | TEXT {begin} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
         pattern = re.escape(tag).replace("/", r"\/")
         text = rf"TEXT: ~/(.|\n)*{pattern}(.|\n)*/"
-        return "\n".join([f"start: TEXT | first {calls}", rf"first[lazy]: /(.|\n)*{pattern}/", text, *rules])
+        return "\n".join([f"answer: TEXT | first {calls}", rf"first[lazy]: /(.|\n)*{pattern}/", text, *rules])
+
+    def _before(self, reasoning: str) -> str:
+        """The rule that begins all others, by what comes before the answer."""
+        if reasoning == "none":
+            return "start: answer\n"
+        begin, end = map(self._text, REASONING)
+        first = f"thought: {begin if reasoning == 'possible' else ''} THOUGHT {end} /[ \\n]{{0,2}}/\n"
+        return f"start: thought{'?' if reasoning == 'possible' else ''} answer\n{first}THOUGHT: /(.|\\n)*/\n"
 
     def _text(self, text: str) -> str:
         """A text; llguidance spells none of the tokens that were added to the vocabulary."""

@@ -78,6 +78,8 @@ class Rendering:
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
         self._possible_calls: dict[str, ForcedCall | None] = {}
+        marks = [tokenizer.get_added_vocab().get(mark) for mark in ("<think>", "</think>")]
+        self._marks = None if None in marks else marks
 
     def prompt(
         self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None
@@ -113,6 +115,14 @@ class Rendering:
         """The call that `force` begins. Raises as it does."""
         ends = [self._model.decode([token]) for token in self.stop_token_ids]
         return forced_call(self._model.render, tools, force_tool, ends)
+
+    def reasoning(self, prompt: IntArray) -> Literal["none", "possible", "open"]:
+        """Whether an answer to this prompt can begin with reasoning that the vocabulary has marks for, or is inside it
+        already. Some generation prompts end with an empty one, so that there is none."""
+        if self._marks is None:
+            return "none"
+        begin, end = (mark in prompt[-3:] for mark in self._marks)
+        return "none" if end else "open" if begin else "possible"
 
     def possible_call(self, tools: Tools) -> ForcedCall | None:
         """A call of any of these tools, if the chat template writes calls so that they can be told from other text."""
