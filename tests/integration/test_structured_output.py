@@ -250,29 +250,56 @@ def test_every_rollout_parses_and_is_trained_exactly(
         assert {bool(call.tool_call_ids) for call in found} == {True, False}, "both calls and output"
 
 
-@pytest.fixture(scope="module")
-def reasoning_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained model with Qwen3's marks and chat template, which often begins to reason and soon ends it."""
+def untrained_with(folder: Path, template: str, likelier: dict[str, float]) -> str:
+    """An untrained model with a chat template of `tests/support/templates`, to which some tokens say more."""
     import torch
     from tiny_tokenizers import template_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder, tokenizer = tmp_path_factory.mktemp("reasoning"), template_tokenizer("qwen3")
+    tokenizer = template_tokenizer(template)
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=1024, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        max_position_embeddings=2048, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        for mark, factor in (("<think>", 12), ("</think>", 50)):
-            model.lm_head.weight[tokenizer.convert_tokens_to_ids(mark)] *= factor
+        for token, factor in likelier.items():
+            model.lm_head.weight[tokenizer.convert_tokens_to_ids(token)] *= factor
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    return str(folder)
 
 
-def test_a_policy_reasons_before_an_answer_that_fits(reasoning_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "likelier", "way"),
+    [
+        ("qwen35", {"</think>": 50}, "named_tool"),
+        ("qwen35", {"</think>": 50}, "pydantic_ai_tool"),
+        ("qwen35", {"</think>": 50, "<tool_call>": 12}, "free_tool"),
+        ("llama31", {"{": 12}, "free_tool"),
+    ],
+)
+def test_calls_fit_in_the_forms_of_other_templates(
+    template: str, likelier: dict[str, float], way: str, tmp_path: Path
+) -> None:
+    """Qwen3.5's XML after reasoning, and Llama 3's JSON without a tag."""
+    agent, package = WAYS[way]
+    pytest.importorskip(package)
+    algorithm = agl.GRPO(
+        model=untrained_with(tmp_path / "model", template, likelier), group_size=4, batch_size=4, steps=1,
+        learning_rate=1e-3, max_response_tokens=700,
+    )  # fmt: skip
+    trainer = agl.Trainer(algorithm, n_workers=4, directory=tmp_path / "run", progress=False, max_attempts=1)
+    first = trainer.fit(agent, TASKS).history[0]
+    assert first["train/rollouts"] == 16
+    assert not first.get("train/failed")
+    assert max(value for key, value in first.items() if key.endswith("abs_log_ratio")) < 1e-4
+    if way == "free_tool":
+        assert 0 < first["train/reward"] < 1, "some answers are calls, and some are not"
+
+
+def test_a_policy_reasons_before_an_answer_that_fits(tmp_path: Path) -> None:
     thought: list[bool] = []
 
     @agl.rollout
@@ -283,10 +310,12 @@ def test_a_policy_reasons_before_an_answer_that_fits(reasoning_model: Path, tmp_
         thought.append(bool(getattr(answer.choices[0].message, "reasoning_content", None)))
         return fits(answer.choices[0].message.parsed)
 
+    model = untrained_with(tmp_path / "model", "qwen3", {"<think>": 12, "</think>": 50})
     algorithm = agl.GRPO(
-        model=str(reasoning_model), group_size=4, batch_size=4, steps=1, learning_rate=1e-3, max_response_tokens=700,
+        model=model, group_size=4, batch_size=4, steps=1, learning_rate=1e-3, max_response_tokens=700
     )  # fmt: skip
-    result = agl.Trainer(algorithm, n_workers=4, directory=tmp_path, progress=False, max_attempts=1).fit(think, TASKS)
+    trainer = agl.Trainer(algorithm, n_workers=4, directory=tmp_path / "run", progress=False, max_attempts=1)
+    result = trainer.fit(think, TASKS)
     assert result.history[0]["train/rollouts"] == 16
     assert not result.history[0].get("train/failed")
     assert {*thought} == {True, False}, thought

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -21,6 +22,7 @@ from agl.trainer.engines.base import Completion, Sampling, json_grammar
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.grammar import Grammars
 from agl.trainer.local.learner.learner import Learner
+from agl.trainer.rendering.rendering import Rendering
 
 torch.set_num_threads(1)
 STOP = 0
@@ -296,3 +298,87 @@ def test_a_call_after_reasoning_has_parameters_that_fit():
     for arguments, fits in (('{"b": 2}', True), ('{"b": "2"}', False)):
         ids = [*tokenizer.encode(f"{THOUGHT}So:\n{form[0]}{arguments}{form[2]}"), stop]
         assert (matcher.validate_tokens(ids) == len(ids)) == fits
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "code": {"type": "string", "pattern": "^[a-z]{2}/[0-9]$"},
+        "days": {"type": "integer"},
+        "near": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "box": {"$ref": "#/$defs/Box"},
+    },
+    "required": ["city", "unit", "code", "days"],
+    "$defs": {"Box": {"type": "object", "properties": {"x": {"type": "number"}}}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}},
+]
+XML_STOP = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+
+
+def element(name: str, value: str) -> str:
+    return f"<parameter={name}>\n{value}\n</parameter>\n"
+
+
+def xml(**arguments: str) -> str:
+    inner = "".join(element(name, value) for name, value in arguments.items())
+    return f"<tool_call>\n<function=weather>\n{inner}</function>\n</tool_call>"
+
+
+RIGHT = {"city": 'Bad\n<b>"Aibling"', "unit": "C", "code": "ab/1", "days": "3"}
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "fits"),
+    [
+        ("qwen35", xml(**RIGHT), True),
+        ("qwen35", "I look.\n" + xml(**RIGHT) + "\n" + XML_STOP, True),
+        ("qwen35", xml(**RIGHT, near='"a"', box='{"x": 1.5}'), True),
+        ("qwen35", xml(**RIGHT | {"city": ""}), True),
+        ("qwen35", "It rains.", True),
+        ("qwen35", xml(**RIGHT | {"days": "three"}), False),
+        ("qwen35", xml(**RIGHT | {"unit": "K"}), False),
+        ("qwen35", xml(**RIGHT | {"code": "ab/x"}), False),
+        ("qwen35", xml(**RIGHT, other="1"), False),
+        ("qwen35", xml(city="a", unit="C", code="ab/1"), False),
+        ("qwen35", xml(**RIGHT, near="bare"), False),
+        ("qwen35", XML_STOP.replace("stop", "halt"), False),
+        ("llama31", '{"name": "stop", "parameters": {}}', True),
+        ("llama31", 'It is {"a"}.', True),
+        ("llama31", "", True),
+        ("llama31", '{"name": "halt", "parameters": {}}', False),
+        ("llama31", '{"name": "weather", "parameters": {"city": 1}}', False),
+        ("llama31", '{"name": "stop", "parameters": {}} and on', False),
+        ("llama31", ' {"a": 1}', False),
+    ],
+)
+def test_calls_in_other_forms_than_tagged_json(template: str, text: str, fits: bool):
+    tokenizer = template_tokenizer(template)
+    rendering = Rendering(tokenizer)
+    call = rendering.possible_call(TOOLS)
+    assert call is not None
+    stop = tokenizer.eos_token_id
+    matcher = Grammars(tokenizer, len(tokenizer)).matcher(json_grammar(call.forms, [stop], trigger=call.trigger))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert (matcher.validate_tokens([*ids, stop]) == len(ids) + 1) == fits
+    if fits:
+        message = rendering.parse(ids, TOOLS)
+        assert not message.malformed
+        for made in message.tool_calls:
+            if made.name == "weather":
+                jsonschema.validate(json.loads(made.arguments), WEATHER)
+
+
+def test_a_forced_call_in_xml_whose_parameters_cannot_be_held_takes_any_texts():
+    tokenizer = template_tokenizer("qwen35")
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=x)$"}}, "required": ["a"]}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    stop = tokenizer.eos_token_id
+    forced = Rendering(tokenizer).forced_call(tools, "f")
+    matcher = Grammars(tokenizer, len(tokenizer)).matcher(json_grammar(forced.rests, [stop]))
+    ids = [*tokenizer.encode(element("a", "anything") + "</function>\n</tool_call>"), stop]
+    assert matcher.validate_tokens(ids) == len(ids)

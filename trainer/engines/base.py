@@ -48,7 +48,7 @@ Reasoning = Literal["none", "possible", "open"]
 
 
 def json_grammar(
-    forms: Iterable[tuple[str, Any, str]],
+    forms: Iterable[tuple[str, Any, str] | tuple[str, Any, str, str]],
     stop_token_ids: Sequence[int],
     *,
     trigger: str = "",
@@ -57,11 +57,13 @@ def json_grammar(
     reasoning: Reasoning = "none",
 ) -> str:
     """The grammar of an answer in one of several forms: a text, JSON that fits a schema, its properties in the schema's
-    order, and another text; then a stop token.
+    order, and another text; then a stop token. With "xml" as the fourth of a form, each property is an XML element like
+    Qwen3-Coder's instead.
 
     Args:
         trigger: the text, not empty, that begins each form where the answer may be another: any text, which may also
-            come before the first form, or JSON that fits the schema `otherwise`.
+            come before the first form, or JSON that fits the schema `otherwise`. With "{" the answer is one form, or
+            text that begins otherwise.
         several: whether forms with a trigger may follow each other.
         reasoning: whether the answer goes on with any text up to `</think>` before that ("open"), or may begin with
             `<think>` and such a text ("possible"). Both marks are then tokens that were added to the vocabulary.

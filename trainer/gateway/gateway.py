@@ -284,7 +284,9 @@ class Gateway:
             rests = served.rendering.forced_call(request.tools, request.force_tool).rests
             return replace(sampling, grammar=json_grammar(rests, served.stop_token_ids)) if rests else sampling
         elif request.tools:
-            if call := served.rendering.possible_call(request.tools):
+            call = served.rendering.possible_call(request.tools)
+            # JSON that may be a call or the output would be read as either.
+            if call and not (schema and call.trigger == "{"):
                 otherwise = json.loads(schema) if schema else None
                 stops = served.stop_token_ids
                 grammar = json_grammar(
@@ -292,7 +294,7 @@ class Gateway:
                     reasoning=reasoning,
                 )  # fmt: skip
                 return replace(sampling, grammar=grammar)
-            why = "the chat template gives calls no tag and JSON arguments, by which they could be told from other text"
+            why = "the chat template gives calls no tag, by which they could be told from JSON that is no call"
         else:
             form = "", json.loads(schema), ""
             return replace(sampling, grammar=json_grammar([form], served.stop_token_ids, reasoning=reasoning))

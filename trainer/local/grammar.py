@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,12 +77,12 @@ class Grammars:
         tokenizer = self._prepared(tuple(parts["stop"]))
         # Calls that were recorded before there were others have none of these.
         others = parts.get("trigger", ""), parts.get("otherwise"), parts.get("several", True)
-        before = self._before(parts.get("reasoning", "none"))
-        matcher = LLMatcher(tokenizer, before + self._lark(parts["forms"], *others), log_level=0)
-        if matcher.is_error() and all(opening for opening, _, _ in parts["forms"]):
+        start = self._start(parts.get("reasoning", "none"))
+        matcher = LLMatcher(tokenizer, start + self._lark(parts["forms"], *others), log_level=0)
+        if matcher.is_error() and all(before or after for before, _, after, *_ in parts["forms"]):
             # A call that the agent forces is one at least, whatever its parameters.
-            calls = [(opening, {"type": "object"}, end) for opening, _, end in parts["forms"]]
-            matcher = LLMatcher(tokenizer, before + self._lark(calls, *others), log_level=0)
+            calls = [(before, _any(schema, style), after, *style) for before, schema, after, *style in parts["forms"]]
+            matcher = LLMatcher(tokenizer, start + self._lark(calls, *others), log_level=0)
         if matcher.is_error():
             raise ConfigError(
                 f"answers cannot be held to this schema: {matcher.get_error()}",
@@ -90,17 +90,14 @@ class Grammars:
             )
         return matcher
 
-    def _lark(
-        self, forms: Sequence[tuple[str, dict[str, Any], str]], trigger: str, otherwise: Any, several: bool
-    ) -> str:
+    def _lark(self, forms: Sequence[Sequence[Any]], trigger: str, otherwise: Any, several: bool) -> str:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""
         # What an allOf of a schema refers to must stay open for the rest of it.
         closed = _closed if "allOf" not in json.dumps([*forms, otherwise]) else lambda schema: schema
-        rules = [
-            f"form{i}: {self._text(before.removeprefix(trigger))} json{i} {self._text(after)}\n"
-            f"json{i}: %json {json.dumps(closed(schema) | {'x-guidance': _FORM})}"
-            for i, (before, schema, after) in enumerate(forms)
-        ]
+        rules = []
+        for i, (before, schema, after, *style) in enumerate(forms):
+            rules.append(f"form{i}: {self._text(before.removeprefix(trigger))} json{i} {self._text(after)}")
+            rules += self._elements(f"json{i}", schema) if style == ["xml"] else [f"json{i}: {_json(closed(schema))}"]
         form = " | ".join(f"form{i}" for i in range(len(forms)))
         if not trigger:
             return "\n".join([f"answer: {form}", *rules])
@@ -108,8 +105,10 @@ class Grammars:
         begin, space = self._text(tag), r"/[ \n]{0,2}/"
         calls = f"form ({space} {begin} form)*" if several else "form"
         rules.append(f"form: {form}")
+        if tag == "{":
+            return "\n".join([f"answer: TEXT | {begin} form", r"TEXT: /[ \n]*([^{ \n](.|\n)*)?/", *rules])
         if otherwise is not None:
-            rules.append(f"json: %json {json.dumps(closed(otherwise) | {'x-guidance': _FORM})}")
+            rules.append(f"json: {_json(closed(otherwise))}")
             return "\n".join([f"answer: json | {space} {begin} {calls}", *rules])
         if tag in self._added:  # which no text holds
             return "\n".join([f"answer: TEXT | TEXT {begin} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
@@ -117,7 +116,28 @@ class Grammars:
         text = rf"TEXT: ~/(.|\n)*{pattern}(.|\n)*/"
         return "\n".join([f"answer: TEXT | first {calls}", rf"first[lazy]: /(.|\n)*{pattern}/", text, *rules])
 
-    def _before(self, reasoning: str) -> str:
+    def _elements(self, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
+        """The rules of arguments that are XML elements in the schema's order, their texts without quotes."""
+        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        elements = []
+        for k, (parameter, one) in enumerate((schema.get("properties") or {}).items()):
+            element, end = f"{name}x{k}", self._text("\n</parameter>\n")
+            elements.append(element if parameter in schema.get("required", ()) else f"{element}?")
+            texts = one.get("enum", [one["const"]] if "const" in one else [])
+            pattern = re.fullmatch(r"\^(.*)\$", one.get("pattern", ""))
+            begin, line = self._text(f"<parameter={parameter}>\n"), self._text("\n")
+            yield f"{element}: {begin} {element}v"
+            if one.get("type") != "string":
+                yield f"{element}v: {element}j {end}\n{element}j: {_json(_closed(one) | shared)}"
+            elif texts:
+                yield f"{element}v: ({' | '.join(map(self._text, texts))}) {end}"
+            elif pattern:
+                yield f"{element}v: {_regex(pattern[1])} {end}"
+            else:
+                yield f"{element}v: {element}t {line}\n" + rf"{element}t[lazy]: /(.|\n)*<\/parameter>/"
+        yield f"{name}: {' '.join(elements) or json.dumps('')}"
+
+    def _start(self, reasoning: str) -> str:
         """The rule that begins all others, by what comes before the answer."""
         if reasoning == "none":
             return "start: answer\n"
@@ -164,6 +184,21 @@ def hidden(bits_NW: Tensor, vocabulary: int) -> Tensor:
     """bool [N, V], on the device of the bits: which tokens may not come next."""
     table = _HIDDEN.to(bits_NW.device)
     return table[bits_NW.view(torch.uint8).int()].flatten(1)[:, :vocabulary]
+
+
+def _regex(pattern: str) -> str:
+    """A pattern of a schema, as a regular expression of Lark."""
+    return "/" + re.sub(r"(?<!\\)/", r"\\/", pattern) + "/"
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _FORM})}"
+
+
+def _any(schema: Mapping[str, Any], style: Sequence[str]) -> dict[str, Any]:
+    """A schema of any arguments, or of XML elements with any texts."""
+    free = {name: {"type": "string"} for name in schema.get("properties") or {}}
+    return {"type": "object"} | ({"properties": free} if style == ["xml"] else {})
 
 
 def _closed(schema: Any) -> Any:

@@ -21,7 +21,8 @@ VALUE = "placeholder value"
 CALL_ID = "call00001"
 
 
-Forms = tuple[tuple[str, dict[str, Any], str], ...]
+Form = tuple[str, dict[str, Any], str, str]
+Forms = tuple[Form, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,9 @@ class ForcedCall:
 
     Attributes:
         opening: the text that begins it.
-        rests: the ways to end it: text, the JSON schema of what follows it, and text up to the end of the answer. Empty
-            where the template writes arguments in another form than JSON.
+        rests: the ways to end it: text, the JSON schema of the arguments that follow it, text up to the end of the
+            answer, and how arguments are written: as JSON, or as XML elements like Qwen3-Coder's. Empty where the
+            template writes them in another form.
     """
 
     opening: str
@@ -39,14 +41,21 @@ class ForcedCall:
 
     @property
     def trigger(self) -> str:
-        """The tag that begins a call, such as `<tool_call>`, by which it is told from other text; "" for none."""
-        tag = re.match(r"\s*<[^<>\s]+>", self.opening)
+        """What begins a call, by which it is told from other text: a tag, such as `<tool_call>`, or `{` where a call is
+        the whole answer; "" for nothing."""
+        tag = re.match(r"\s*<[^<>\s]+>|\{", self._after_reasoning)
         return tag.group() if tag else ""
 
     @property
     def forms(self) -> Forms:
         """The whole calls, in the form of `rests`."""
-        return tuple((self.opening + text, schema, close) for text, schema, close in self.rests)
+        return tuple((self._after_reasoning + text, schema, close, style) for text, schema, close, style in self.rests)
+
+    @property
+    def _after_reasoning(self) -> str:
+        """`opening` where the answer has reasoned; some generation prompts begin that, and a call has to end it."""
+        _, ends, call = self.opening.rpartition("</think>")
+        return call.lstrip("\n") if ends else call
 
 
 class Render(Protocol):
@@ -72,6 +81,11 @@ def rendered_call(render: Render, tools: Tools, name: str) -> str | None:
     whole = render([user, assistant, result], tools, False)
     call = whole[len(prompt) :] if whole.startswith(prompt) else ""
     return call if name in call and KEY in call.partition(name)[2] else None
+
+
+def xml_parameter(name: str, value: str) -> str:
+    """An argument as Qwen3-Coder and 3.5 write it."""
+    return f"<parameter={name}>\n{value}\n</parameter>\n"
 
 
 def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[str]) -> ForcedCall:
@@ -105,9 +119,13 @@ def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[
         between = re.sub(r"(\{\s*\"|<[^<>]*)$", "", after[: after.index(KEY)]).removesuffix("<arg_key>")
         opening = (before + name + between).rstrip(" ")
         schemas = {name: schemas[name]}
+    style = "json"
     between, found, rest = after.partition(json.dumps({KEY: VALUE}))
+    if not found:
+        style = "xml"
+        between, found, rest = after.partition(xml_parameter(KEY, VALUE))
     close = min((rest.partition(end)[0] for end in ends if end in rest), key=len, default=None)
     if not found or close is None or CALL_ID in between + close:
         return ForcedCall(opening, ())
-    rests = (((before + tool + between)[len(opening) :], schema, close) for tool, schema in schemas.items())
+    rests = (((before + tool + between)[len(opening) :], schema, close, style) for tool, schema in schemas.items())
     return ForcedCall(opening, tuple(rests))
