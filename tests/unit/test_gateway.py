@@ -74,7 +74,7 @@ async def test_a_schema_goes_to_an_engine_that_holds_answers_to_it_and_into_the_
     assert grammars[0]["stop"] == [*rig.engine.asked[0].sampling.stop_token_ids]
     for grammar, otherwise, several in ((with_schema, SCHEMA, True), (with_strict, None, False)):
         assert (grammar["trigger"], grammar["otherwise"], grammar["several"]) == ("<tool_call>", otherwise, several)
-        assert [schema for _, schema, _ in grammar["forms"]] == [TOOLS[0]["function"]["parameters"]]
+        assert [schema for _, schema, _, _ in grammar["forms"]] == [TOOLS[0]["function"]["parameters"]]
 
 
 @in_loop
@@ -90,7 +90,7 @@ async def test_a_forced_call_is_held_to_the_parameters_of_its_tool_and_no_other_
     assert [call.grammar for call in calls] == [asked.sampling.grammar for asked in rig.engine.asked]
     named, any_tool, free = (json.loads(call.grammar)["forms"] if call.grammar else None for call in calls)
     assert free is None
-    [[before, schema, after]] = named
+    [[before, schema, after, _]] = named
     assert schema == TOOLS[0]["function"]["parameters"]
     opening = quick_tokenizer().decode(calls[0].prompt_ids).rpartition("<|im_start|>assistant\n")[2]
     whole = opening + before + "{}" + after
