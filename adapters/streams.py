@@ -15,7 +15,7 @@ from typing import Any, Self
 from agl import semconv, tracing
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
-from agl.tracing.sdk_hooks import parse_through
+from agl.tracing.sdk_hooks import COUNTS, parse_through
 
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
@@ -32,15 +32,13 @@ class CallObserver:
 
     Attributes:
         provider: the SDK's `gen_ai.provider.name`.
-        silent: paths of requests that are no model calls.
     """
 
     provider: str
-    silent: tuple[str, ...] = ()
 
     def started(self, path: str, model: str, wire: Facts) -> Scope | None:
         """Open the span of a request."""
-        if path.endswith(self.silent):
+        if path.endswith(COUNTS):
             return None
         attributes = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model, **wire}
         return tracing.start(semconv.CHAT, model, attributes=attributes)

@@ -39,9 +39,11 @@ GENERATION_PATHS = {
     # The longest first: `/chat/completions` also ends in `/completions`.
     "openai": ("/chat/completions", "/completions", "/responses"),
     "anthropic": ("/messages/count_tokens", "/messages"),
-    "google": http_hooks.GOOGLE,
+    "google": (*http_hooks.GOOGLE, ":countTokens"),
 }
 """A POST to one of these is an LLM call; other requests (files, embeddings) are not looked at."""
+COUNTS = ("/messages/count_tokens", ":countTokens")
+"""Of these, those whose answer is a number of tokens."""
 
 GENAI = "google.genai"
 _SDKS = {

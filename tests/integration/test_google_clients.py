@@ -127,8 +127,10 @@ async def test_a_client_of_another_provider_is_redirected_and_each_call_is_a_spa
     async with serving(LINES) as rig:
         attempt = await rig.attempt()
         with GoogleGenAITracer(), tracing.running(rollout := running(attempt)):
+            counted = await own.aio.models.count_tokens(model="m", contents="hi")
             answers = await talk(own, CONFIG, ["1 + 2 and 3 * 4?", "and 5 - 4?"])
         calls = await attempt.close()
+    assert 0 < counted.total_tokens < calls[0].prompt_ids.size
     assert answers == ["It is 3 and 12.", "It is 1."]
     check(calls)
     chats = [span for span in rollout.spans if span.operation == semconv.CHAT]
