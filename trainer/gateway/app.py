@@ -21,6 +21,7 @@ from agl.trainer.gateway.dialects.google.body import read as read_google
 from agl.trainer.gateway.dialects.messages import MESSAGES
 from agl.trainer.gateway.dialects.messages.body import read as read_messages
 from agl.trainer.gateway.dialects.responses import RESPONSES
+from agl.trainer.gateway.dialects.responses.items import NO_COMPACTION
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.errors import error_handlers
@@ -50,12 +51,12 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         return http.answer({"status": "ok", "models": gateway.models})
 
     async def not_found(request: Request) -> Response:
-        raise RequestError(
-            404,
-            f"{request.method} {request.url.path} is not served; this gateway has POST chat/completions, responses, "
-            "messages and v1beta/models/MODEL:generateContent, and GET models",
-            code="not_found",
+        known = (
+            "This gateway has POST chat/completions, responses, messages and v1beta/models/MODEL:generateContent, and "
+            "GET models"
         )
+        why = NO_COMPACTION if request.url.path.endswith("/responses/compact") else known
+        raise RequestError(404, f"{request.method} {request.url.path} is not served. {why}", code="not_found")
 
     routes = [
         # In the order of their use: routes are tried one after another.
