@@ -418,14 +418,14 @@ def _gateway_client(sdk: str, *, is_async: bool) -> Any:
 
 def _new_client(sdk: str, *, is_async: bool) -> Any:
     module = importlib.import_module(sdk)
-    cls, own = operator.attrgetter(_SDKS[sdk][is_async][0])(module), {}
+    cls = operator.attrgetter(_SDKS[sdk][is_async][0])(module)
     if sdk == GENAI:
         library = getattr(module._api_client, "httpx2", None) or module._api_client.httpx
-        http, own = library.AsyncClient if is_async else library.Client, {"limits": library.Limits()}
     else:
-        http = getattr(module, "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
+        # Not the SDK's subclass of the client: anthropic's has the environment's proxies, whatever `trust_env` is.
+        library = sys.modules[module.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]]
 
-    class GatewayHttp(http):
+    class GatewayHttp(library.AsyncClient if is_async else library.Client):
         def send(self, request: Any, **options: Any) -> Any:
             request.headers["traceparent"] = request.headers[_TRACEPARENT]
             for name in list(request.headers):
@@ -433,7 +433,7 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
                     del request.headers[name]
             return super().send(request, **options)
 
-    client = GatewayHttp(trust_env=False, **own)
+    client = GatewayHttp(trust_env=False, limits=library.Limits(max_connections=1000, max_keepalive_connections=100))
     if sdk == GENAI:
         # Without a client of ours it would use aiohttp, which heeds the environment's proxies.
         options = {"base_url": "http://agl.invalid", f"httpx_{'async_' * is_async}client": client}

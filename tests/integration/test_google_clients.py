@@ -41,6 +41,10 @@ def calculator(expression: str) -> str:
     return str(eval(expression))
 
 
+# Types, not their names, which releases before 2 could not read.
+calculator.__annotations__ = {"expression": str, "return": str}
+
+
 def client(attempt: Attempt, key: str | None = None, base: str | None = None) -> Any:
     """The SDK's client, as an agent would make it."""
     from google import genai

@@ -21,7 +21,7 @@ import tomllib
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from agl.errors import ConfigError, DatasetError
 from agl.trainer.graders.programs.inside import plain
@@ -143,7 +143,8 @@ async def _opened(folder: _Folder) -> AsyncIterator[Any]:
     uid = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else os.getuid()
     start = f"import sys; sys.path.insert(0, {INSIDE!r}); from {harbor_inside.__name__} import main; main()"
     # One thread, as the kernel ends a sandbox with the thread that has started it.
-    threads, process = ThreadPoolExecutor(1, "agl-harbor"), cast("Any", None)
+    threads = ThreadPoolExecutor(1, "agl-harbor")
+    process: Any = None
     here = {path: path for path in interpreter_folders(sys.executable)} | MODULES
     here |= {f"{INSIDE}/{harbor_inside.__name__.replace('.', '/')}.py": harbor_inside.__file__}
     environment = {"PATH": f"{os.path.dirname(sys.executable)}:{PATH}", "LANG": "C.UTF-8", "TERM": "dumb"}
