@@ -41,7 +41,7 @@ def calculator(expression: str) -> str:
     return str(eval(expression))
 
 
-# Types, not their names, which releases before 2 could not read.
+# Types, not their names, which releases of 1.x do not read.
 calculator.__annotations__ = {"expression": str, "return": str}
 
 
