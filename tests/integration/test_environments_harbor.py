@@ -77,8 +77,9 @@ def test_tests_that_do_not_reward_the_solution_are_the_environments_failure(endi
 def test_tests_may_write_json_and_have_variables_of_their_own(tmp_path: Path) -> None:
     folder = small_harbor.task(tmp_path, 1, 2)
     (folder / "task.toml").write_text('[verifier]\nenv = { FULL = "0.25" }\n')
-    (folder / "tests/test.sh").write_text('echo "{\\"reward\\": $FULL}" > /logs/verifier/reward.json\n')
-    assert rewarded(folder, "test -z $FULL || kill -9 $$") == 0.25
+    leaked = "if [ -s /app/leak ]; then FULL=0; fi\n"
+    (folder / "tests/test.sh").write_text(leaked + 'echo "{\\"reward\\": $FULL}" > /logs/verifier/reward.json\n')
+    assert rewarded(folder, 'printf "%s" "$FULL" > leak') == 0.25
 
 
 REFUSED = {
