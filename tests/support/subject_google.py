@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from subject_openai import PARAMETERS
@@ -17,6 +17,9 @@ class GenerateLoop(Loop):
         from google import genai
 
         self.client = genai.Client(api_key=KEY, vertexai=False, http_options={"base_url": url.removesuffix("/v1")})
+
+    def opening(self, question: Any) -> list[Any]:
+        return [{"role": "user", "parts": [{"text": question}]}]
 
     def request(self, history: list[Any]) -> dict[str, Any]:
         parameters = {k: v for k, v in PARAMETERS.items() if k != "additionalProperties"}
@@ -39,18 +42,6 @@ class GenerateLoop(Loop):
             result = {"id": call.id, "name": call.name, "response": {"result": str(add(**call.args))}}
             history.append({"role": "user", "parts": [{"function_response": result}]})
         return None
-
-    def run(self, question: str, ask: Callable[[dict[str, Any]], Any]) -> str:
-        history: list[Any] = [{"role": "user", "parts": [{"text": question}]}]
-        while True:
-            if (text := self.step(history, ask(self.request(history)))) is not None:
-                return text.strip()
-
-    async def arun(self, question: str, ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> str:
-        history: list[Any] = [{"role": "user", "parts": [{"text": question}]}]
-        while True:
-            if (text := self.step(history, await ask(self.request(history)))) is not None:
-                return text.strip()
 
     def invoke(self, question: str) -> str:
         return self.run(question, lambda request: self.client.models.generate_content(**request))
