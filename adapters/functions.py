@@ -1,4 +1,4 @@
-"""Functions that call bare SDK clients, as agents: what the adapters of `openai` and `anthropic` share."""
+"""Functions that call bare SDK clients, as agents: what the adapters of the SDKs share."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 
 from agl.adapters.base import InstrumentedTracer, Runnable
 from agl.agents.agent import Tracer
-from agl.agents.registry import ImportedFrameworks, adapters
-
-_SDKS = ("openai", "anthropic")
+from agl.agents.registry import CLIENTS, ImportedFrameworks, adapters
 
 
 def is_function(agent: object) -> bool:
@@ -29,5 +27,5 @@ class ClientTracer(InstrumentedTracer):
     @classmethod
     def tracers(cls) -> tuple[Tracer, ...]:
         # A function's type does not tell which SDK it calls. A tracer of an SDK that is not installed does nothing.
-        others = (tracer for name, tracer in adapters().items() if name in _SDKS and tracer is not cls)
+        others = (tracer for name, tracer in adapters().items() if name in CLIENTS and tracer is not cls)
         return (cls(), *(tracer() for tracer in others), ImportedFrameworks())

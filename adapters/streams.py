@@ -15,7 +15,7 @@ from typing import Any, Self
 from agl import semconv, tracing
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
-from agl.tracing.sdk_hooks import parse_through
+from agl.tracing.sdk_hooks import COUNTS, parse_through
 
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
@@ -32,18 +32,14 @@ class CallObserver:
 
     Attributes:
         provider: the SDK's `gen_ai.provider.name`.
-        silent: paths of requests that are no model calls.
     """
 
     provider: str
-    silent: tuple[str, ...] = ()
 
-    def started(self, path: str, options: Any, wire: Facts) -> Scope | None:
+    def started(self, path: str, model: str, wire: Facts) -> Scope | None:
         """Open the span of a request."""
-        if path in self.silent:
+        if path.endswith(COUNTS):
             return None
-        body = options.json_data if isinstance(options.json_data, dict) else {}
-        model = str(body.get("model", ""))
         attributes = {semconv.PROVIDER_NAME: self.provider, semconv.REQUEST_MODEL: model, **wire}
         return tracing.start(semconv.CHAT, model, attributes=attributes)
 
@@ -62,8 +58,8 @@ class CallObserver:
         return result
 
     def _observe_stream(self, scope: Scope, stream: Any) -> None:
-        if not isinstance(stream._iterator, _Reader):
-            stream._iterator = _Reader(scope, stream._iterator, stream.response)
+        if not isinstance(stream._iterator, Reader):
+            stream._iterator = Reader(scope, stream._iterator, stream.response)
 
     def _end(self, scope: Scope, result: Any) -> None:
         answer = ResponseAccumulator()
@@ -117,14 +113,15 @@ class _UnreadResponse:
                 self.closed()
 
 
-class _Reader:
+class Reader:
     """A stream's chunks, unchanged. The span ends with them, when the stream is closed, or when it is garbage."""
 
     def __init__(self, scope: Scope, chunks: Any, response: Any) -> None:
         self.scope, self.chunks, self.answer = scope, chunks, ResponseAccumulator()
         self.reading = False
         closed = weakref.WeakMethod(self.closed)
-        _when_closed(response, lambda: _call(closed))
+        if response is not None:
+            _when_closed(response, lambda: _call(closed))
         weakref.finalize(self, _end_stream, scope, self.answer).atexit = False
 
     def closed(self) -> None:
@@ -171,12 +168,14 @@ def _end_stream(scope: Scope, answer: ResponseAccumulator, error: BaseException 
     if not scope.ended:
         # The gateway records the content of its answers itself.
         content = scope.rollout.prompts and scope.rollout.capture_content
-        tracing.end(scope, error=error, attributes=answer.facts(content))
+        tracing.end(scope, error=error or answer.error, attributes=answer.facts(content))
 
 
 def _dumped(value: Any) -> Any:
     """An SDK's object as JSON values; None for what is no such object."""
-    return value.model_dump(mode="json", exclude_none=True, warnings=False) if hasattr(value, "model_dump") else None
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_none=True, warnings=False)
+    return value if isinstance(value, dict) else None
 
 
 def _when_closed(response: Any, then: Callable[[], None]) -> None:

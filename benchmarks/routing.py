@@ -54,9 +54,10 @@ def hook_alone() -> float:
     """Seconds that the hook adds to a request outside a rollout."""
     client = Nothing()
     bare = per_call(lambda: client.request(None, None), 200_000)
-    patch = routing._patch("openai", Nothing, is_async=False)
+    original = Nothing.request
+    routing._patch("openai", Nothing, "request", is_async=False)
     hooked = per_call(lambda: client.request(None, None), 200_000)
-    Nothing.request = patch.original
+    Nothing.request = original
     return hooked - bare
 
 

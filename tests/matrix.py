@@ -108,6 +108,10 @@ FRAMEWORKS = (
         pins={"newest 0.x": ("anthropic<1",), "newest 1.x": ("anthropic<2",)},
     ),
     Framework(
+        "google-genai", "google-genai", ("google_genai",), ("test_google_clients.py",), select="not adk",
+        pins={"newest 1.x": ("google-genai<2",), "newest 2.x": ("google-genai<3",)},
+    ),
+    Framework(
         "langchain", "langchain", ("langchain", "langchain_responses"), ("test_langchain.py",),
         pythons=("3.12", "3.13"),
     ),

@@ -25,7 +25,7 @@ class AnthropicTracer(ClientTracer):
     runnable = staticmethod(runnable)
 
     def _install(self) -> None:
-        sdk_hooks.observe("anthropic", CallObserver("anthropic", ("/messages/count_tokens",)))
+        sdk_hooks.observe("anthropic", CallObserver("anthropic"))
 
     def _restore(self) -> None:
         sdk_hooks.observe("anthropic", None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("agl")
 
 GROUP = "agl.adapters"
+CLIENTS = ("openai", "anthropic", "google_genai")
+"""The adapters of SDKs' bare clients."""
 
 
 class Adapter(Protocol):
@@ -186,15 +187,14 @@ def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
 
     Where a framework's tracer was chosen, functions switch on no other frameworks.
     """
-    clients = {name: cls for name, cls in adapters().items() if name in ("openai", "anthropic")}
-    bare = [cls() for name, cls in clients.items() if importlib.util.find_spec(name) is not None]
+    clients = tuple(cls for name, cls in adapters().items() if name in CLIENTS)
     wanted = list(tracers)
-    if any(not isinstance(t, (ImportedFrameworks, *clients.values())) for t in wanted):
+    if any(not isinstance(t, (ImportedFrameworks, *clients)) for t in wanted):
         wanted = [t for t in wanted if not isinstance(t, ImportedFrameworks)]
     started = []
     with carried_across_threads():
         try:
-            for tracer in (*wanted, *bare):
+            for tracer in (*wanted, *(cls() for cls in clients)):
                 if not getattr(tracer, "instrumented", False):
                     tracer.instrument()
                     started.append(tracer)

@@ -199,8 +199,9 @@ class Conformance:
         with instrumented(subject), tracing.running(rollout := context(subject, gateway, agents="nobody")):
             assert do(subject, agent) == "sum 5"
         assert gateway.seen == []
-        keys = {s.headers.get("x-api-key", s.headers.get("authorization")) for s in provider.seen}
-        assert {key.removeprefix("Bearer ") for key in keys if key is not None} == {KEY}
+        headers = ("x-api-key", "x-goog-api-key", "authorization")
+        keys = {s.headers[name].removeprefix("Bearer ") for s in provider.seen for name in headers if name in s.headers}
+        assert keys == {KEY}
         assert not [s for s in provider.seen if "agl" in s.text or "traceparent" in s.headers]
         chat = of(rollout, semconv.CHAT)[-1]
         assert semconv.ROUTED not in chat.attributes

@@ -1,7 +1,7 @@
 """A small real HTTP server that stands for a provider (or for the gateway): it answers by script and keeps what it got.
 
-Chat Completions (with n), Responses and Anthropic Messages, streaming and not, with tools; embeddings. Whatever path is
-in front.
+Chat Completions (with n), Responses, Anthropic Messages and Google's API, streaming and not, with tools; embeddings.
+Whatever path is in front.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from agl.messages import ToolResult, read
+from agl.tracing.http_hooks import GOOGLE
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,8 @@ def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str,
         _responses(handler, provider, body, reply)
     elif path.endswith("/messages"):
         _messages(handler, provider, body, reply)
+    elif path.endswith(GOOGLE):
+        _google(handler, provider, reply, stream=path.endswith(GOOGLE[1]))
     else:
         _send(handler, {"id": provider.next_id("other-"), "object": "other"})
 
@@ -330,3 +333,25 @@ def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[st
         yield {"type": "message_stop"}
 
     _stream(handler, ((e["type"], e) for e in events()))
+
+
+def _google(handler: BaseHTTPRequestHandler, provider: Provider, reply: Reply, *, stream: bool) -> None:
+    parts: list[dict[str, Any]] = [] if reply.reasoning is None else [{"text": reply.reasoning, "thought": True}]
+    parts += [] if reply.content is None else [{"text": reply.content}]
+    for name, arguments in reply.tools:
+        parts.append({"functionCall": {"id": provider.next_id("call_"), "name": name, "args": arguments}})
+    head = {"responseId": provider.next_id("gen_"), "modelVersion": "m"}
+    usage = {"usageMetadata": {"promptTokenCount": 7, "candidatesTokenCount": 3, "totalTokenCount": 10}}
+
+    def response(parts: list[dict[str, Any]], **end: Any) -> dict[str, Any]:
+        return {**head, "candidates": [{"index": 0, "content": {"role": "model", "parts": parts}, **end}]}
+
+    def events() -> Iterator[tuple[None, dict[str, Any]]]:
+        yield from ((None, response([part])) for part in parts)
+        failure = {"error": {"code": 500, "message": "scripted failure", "status": "INTERNAL"}}
+        yield None, failure if reply.fails else {**response([{"text": ""}], finishReason="STOP"), **usage}
+
+    if stream:
+        _stream(handler, events())
+    else:
+        _send(handler, {**response(parts, finishReason="STOP"), **usage})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 from agl.adapters.base import InstrumentedTracer
 from agl.testing.provider import Reply, Script, last_said, last_tool_call_id
+from agl.tracing.sdk_hooks import client_classes
 
 KEY = "sk-provider"
 """The key of the agent's own provider."""
@@ -168,11 +168,5 @@ class Subject:
 
 
 def sdk_requests() -> list[Any]:
-    """The `request` that each installed SDK's client classes define themselves."""
-    clients = (("openai", "OpenAI", "AsyncOpenAI"), ("anthropic", "Anthropic", "AsyncAnthropic"))
-    return [
-        vars(getattr(importlib.import_module(sdk), name)).get("request")
-        for sdk, *names in clients
-        if importlib.util.find_spec(sdk) is not None
-        for name in names
-    ]
+    """The methods of each installed SDK's client classes that are patched, as the classes define them themselves."""
+    return [vars(cls).get(method) for _, _, cls, method in client_classes()]

@@ -1,4 +1,4 @@
-"""Model requests that no SDK makes: of litellm, of Google's client, of a program's own `httpx.post`.
+"""Model requests that no SDK's hook sees: of litellm, to Google's Interactions API, of a program's own `httpx.post`.
 
 They cannot be routed, as nobody but the client knows what its answer must look like. Each becomes a `chat` span, so
 that none is missing without a word: a trace shows it, and training says that it bypassed the gateway.
@@ -23,7 +23,10 @@ from agl.tracing import context
 from agl.tracing.context import Scope
 from agl.tracing.import_hooks import when_imported
 
-PATHS = ("/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+PATHS = (
+    "/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1beta/interactions", "/api/chat",
+    "/api/generate",
+)  # fmt: skip
 """A POST of an object with a `model` to a path that ends so is a model request (the last two are Ollama's)."""
 GOOGLE = (":generateContent", ":streamGenerateContent")
 """Google's methods, whose paths hold the model."""

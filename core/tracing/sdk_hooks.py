@@ -3,21 +3,24 @@
 Where a rollout replaces agents' system prompts, this is done here, too, wherever the request goes.
 
 The openai and anthropic SDKs have one choke point, the client's `request` method, which also sees raw-response posts,
-bound methods cached before the patch, and clients made earlier. A selected request is sent by a separate client, which
-knows the gateway but none of the user's keys, headers, proxies or cookies.
+bound methods cached before the patch, and clients made earlier; google-genai's is `_request` of its API client. A
+selected request is sent by a separate client, which knows the gateway but none of the user's keys, headers, proxies or
+cookies.
 
 Patched, because the SDKs offer no hook: `OpenAI.request`, `AsyncOpenAI.request` (openai >= 1.66, < 4),
-`Anthropic.request`, `AsyncAnthropic.request` (anthropic >= 0.50, < 3).
+`Anthropic.request`, `AsyncAnthropic.request` (anthropic >= 0.50, < 3), `BaseApiClient._request` and `._async_request`
+(google-genai >= 1.60, < 4).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import importlib
-import importlib.util
 import inspect
+import operator
 import sys
 import threading
 import urllib.parse
@@ -26,6 +29,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
 from agl import semconv
+from agl.messages import google
 from agl.tracing import context, http_hooks
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages
@@ -35,11 +39,21 @@ GENERATION_PATHS = {
     # The longest first: `/chat/completions` also ends in `/completions`.
     "openai": ("/chat/completions", "/completions", "/responses"),
     "anthropic": ("/messages/count_tokens", "/messages"),
-    "google": http_hooks.GOOGLE,
+    "google": (*http_hooks.GOOGLE, ":countTokens"),
 }
 """A POST to one of these is an LLM call; other requests (files, embeddings) are not looked at."""
+COUNTS = ("/messages/count_tokens", ":countTokens")
+"""Of these, those whose answer is a number of tokens."""
 
-_SDKS = {"openai": ("OpenAI", "AsyncOpenAI"), "anthropic": ("Anthropic", "AsyncAnthropic")}
+GENAI = "google.genai"
+_SDKS = {
+    "openai": (("OpenAI", "request"), ("AsyncOpenAI", "request")),
+    "anthropic": (("Anthropic", "request"), ("AsyncAnthropic", "request")),
+    GENAI: (("_api_client.BaseApiClient", "_request"), ("_api_client.BaseApiClient", "_async_request")),
+}
+"""Module -> the class and the method that make its requests, sync and async."""
+_ARGUMENTS = dict.fromkeys(_SDKS, ("options", 1, "json_data")) | {GENAI: ("http_request", 0, "data")}
+"""Module -> the name and the place of that method's argument with the request, and where this has the body."""
 
 _ALLOWED_HEADERS = frozenset(
     {
@@ -67,7 +81,7 @@ _TRACEPARENT = "x-agl-traceparent"
 class Observer(Protocol):
     """Makes the span of a request that no framework's `chat` span encloses."""
 
-    def started(self, path: str, options: Any, wire: Mapping[str, Any]) -> Scope | None:
+    def started(self, path: str, model: str, wire: Mapping[str, Any]) -> Scope | None:
         """Open the span; `wire` holds attributes for it."""
         ...
 
@@ -78,8 +92,8 @@ class Observer(Protocol):
 
 _lock = threading.Lock()
 _installs = 0
-_patches: list[tuple[Any, Any, Callable[..., Any]]] = []
-"""(client class, the `request` in its namespace, or None if it was inherited, and ours)."""
+_patches: list[tuple[Any, str, Any, Callable[..., Any]]] = []
+"""(client class, method, the one in its namespace, or None if it was inherited, and ours)."""
 _observers: dict[str, Observer] = {}
 _sync_clients: dict[str, Any] = {}
 _async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
@@ -91,23 +105,26 @@ def install() -> None:
     Such a program calls this again for each SDK that it imports. Calls nest: `uninstall` as often as `install`.
     """
     global _installs
-    watched = context.has_process_scope()
     # Before the lock is taken: what watches imports may switch tracers on, which install again.
-    modules = {
-        sdk: importlib.import_module(sdk)
-        for sdk in _SDKS
-        if (sdk in sys.modules if watched else importlib.util.find_spec(sdk) is not None)
-    }
+    clients = [*client_classes()]
     with _lock:
         _installs += 1
         if _installs == 1:
             http_hooks.install()
-        for sdk, module in modules.items():
-            for name in _SDKS[sdk]:
-                cls = getattr(module, name)
-                if not any(patched is cls for patched, _, _ in _patches):
-                    original = vars(cls).get("request")
-                    _patches.append((cls, original, _patch(sdk, cls, is_async=name.startswith("Async"))))
+        for sdk, is_async, cls, method in clients:
+            if not any((patched, of) == (cls, method) for patched, of, *_ in _patches):
+                original = vars(cls).get(method)
+                _patches.append((cls, method, original, _patch(sdk, cls, method, is_async=is_async)))
+
+
+def client_classes() -> Iterator[tuple[str, bool, Any, str]]:
+    """(SDK, whether it is async, class, method that is patched) of the SDKs that `install` patches."""
+    for sdk, methods in _SDKS.items():
+        with contextlib.suppress(ModuleNotFoundError):
+            if sdk in sys.modules or not context.has_process_scope():
+                module = importlib.import_module(sdk)
+                for is_async, (name, method) in enumerate(methods):
+                    yield sdk, bool(is_async), operator.attrgetter(name)(module), method
 
 
 def uninstall() -> None:
@@ -121,14 +138,14 @@ def uninstall() -> None:
             return
         http_hooks.uninstall()
         for patch in list(_patches):
-            cls, original, replacement = patch
-            if vars(cls).get("request") is not replacement:
+            cls, method, original, replacement = patch
+            if vars(cls).get(method) is not replacement:
                 # Another library patched the class after us. Restoring would remove its patch; ours stays, idle.
                 continue
             if original is None:
-                del cls.request
+                delattr(cls, method)
             else:
-                cls.request = original
+                setattr(cls, method, original)
             _patches.remove(patch)
         for client in _sync_clients.values():
             client.close()
@@ -144,8 +161,8 @@ def observe(sdk: str, observer: Observer | None) -> None:
         _observers[sdk] = observer
 
 
-def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
-    inherited = cls.request
+def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., Any]:
+    inherited = getattr(cls, method)
     if is_async:
 
         @functools.wraps(inherited)
@@ -159,7 +176,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
                     result = await inherited(client, *call.args, **call.kwargs)
                 return call.end(result)
 
-        cls.request = request_async
+        setattr(cls, method, request_async)
         return request_async
 
     @functools.wraps(inherited)
@@ -173,7 +190,7 @@ def _patch(sdk: str, cls: Any, *, is_async: bool) -> Callable[..., Any]:
                 result = inherited(client, *call.args, **call.kwargs)
             return call.end(result)
 
-    cls.request = request
+    setattr(cls, method, request)
     return request
 
 
@@ -182,7 +199,8 @@ def _routed(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     scope = context.current()
     if scope is None or not _installs:
         return None
-    options = kwargs["options"] if "options" in kwargs else args[1]
+    name, place, _ = _ARGUMENTS[sdk]
+    options = kwargs[name] if name in kwargs else args[place]
     path = _generation_path(sdk, options)
     return None if path is None else _RoutedRequest(sdk, client, args, kwargs, options, path, scope)
 
@@ -195,7 +213,11 @@ class _RoutedRequest:
         self.options, self.path, self.scope = options, path, scope
         self.opened: Scope | None = None
         self.observer = _observers.get(sdk)
-        self.url = str(getattr(client, "base_url", ""))
+        self.url = str(getattr(client, "base_url", None) or options.url).partition("?")[0]
+        if sdk == GENAI:
+            model = path.rpartition("/")[2].partition(":")[0]
+        else:
+            model = self.body.get("model") if isinstance(self.body, dict) else None
         wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
         # A span is opened unless a framework's `chat` span is open already; the request is counted on either.
         chat = context.enclosing(semconv.CHAT)
@@ -204,21 +226,24 @@ class _RoutedRequest:
         if chat is not None:
             chat.span.set_attributes({**wire, semconv.WIRE_CALLS: chat.wire_calls + 1})
             # A framework's span may not name the model.
-            model = self.options.json_data.get("model") if isinstance(self.options.json_data, dict) else None
             if model and semconv.REQUEST_MODEL not in chat.span.attributes:
                 chat.span.set_attribute(semconv.REQUEST_MODEL, str(model))
                 chat.span.update_name(f"{semconv.CHAT} {model}")
         elif self.observer is not None:
-            chat = self.opened = self.observer.started(path, options, wire)
+            chat = self.opened = self.observer.started(path, str(model or ""), wire)
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
 
+    @property
+    def body(self) -> Any:
+        return getattr(self.options, _ARGUMENTS[self.sdk][2])
+
     def _record_messages(self) -> None:
         """Record the messages of a request that is not routed, if the rollout records them."""
-        rollout, body = self.scope.rollout, self.options.json_data
+        rollout, body = self.scope.rollout, self.body
         if rollout.prompts and rollout.capture_content and self.scope.kind == semconv.CHAT and isinstance(body, dict):
-            for name, value in request_messages(body).items():
+            for name, value in request_messages(google.common(body)).items():
                 self.scope.span.set_attribute(name, value)
 
     def client_to_send(self, *, is_async: bool) -> Any:
@@ -230,7 +255,7 @@ class _RoutedRequest:
             self._record_messages()
             return self.client
         if self.scope.untrained:
-            context.refuse_gateway(self.scope, self.client.base_url)
+            context.refuse_gateway(self.scope, self.url)
             return self.client
         # A client made from the rollout's LLM resource has the gateway as its provider. Its call goes there under the
         # name of the calling agent, so that an agent that is not selected gets a response but is not trained.
@@ -245,9 +270,9 @@ class _RoutedRequest:
     def _replace_system_prompts(self, texts: NamedTexts | None) -> None:
         if texts is None:
             return
-        replaced = replace_system_prompts(self.options.json_data, texts)
+        replaced = replace_system_prompts(self.body, texts)
         if replaced.names:
-            self._copy_options().json_data = replaced.body
+            setattr(self._copy_options(), _ARGUMENTS[self.sdk][2], replaced.body)
         span = self.scope.span
         # A framework's call of several requests is recorded as one.
         if self.scope.kind == semconv.CHAT and (replaced.names or not span.attributes.get(semconv.SYSTEM_PROMPTS)):
@@ -255,11 +280,13 @@ class _RoutedRequest:
 
     def _copy_options(self) -> Any:
         """Replace the request's options with a copy, and return the copy."""
-        self.options = self.options.model_copy() if hasattr(self.options, "model_copy") else self.options.copy()
-        if "options" in self.kwargs:
-            self.kwargs = {**self.kwargs, "options": self.options}
+        copied = getattr(self.options, "model_copy", None) or getattr(self.options, "copy", None)
+        self.options = copied() if copied else copy.copy(self.options)
+        name, place, _ = _ARGUMENTS[self.sdk]
+        if name in self.kwargs:
+            self.kwargs = {**self.kwargs, name: self.options}
         else:
-            self.args = (self.args[0], self.options, *self.args[2:])
+            self.args = (*self.args[:place], self.options, *self.args[place + 1 :])
         return self.options
 
     def _rewrite(self, gateway_url: str) -> None:
@@ -272,9 +299,10 @@ class _RoutedRequest:
         )
         stainless = {k: v for k, v in headers.items() if k.lower().startswith("x-stainless")}
         options.headers = {**stainless, "Authorization": f"Bearer {rollout.key}", _TRACEPARENT: self.scope.traceparent}
+        options.headers["Content-Type"] = "application/json"
         options.params = {}
         for limit in ("timeout", "max_retries"):
-            if type(getattr(options, limit)).__name__ in ("NotGiven", "Omit"):
+            if type(getattr(options, limit, None)).__name__ in ("NotGiven", "Omit"):
                 setattr(options, limit, getattr(self.client, limit))
 
     def end(self, result: Any) -> Any:
@@ -367,6 +395,9 @@ def _generation_path(sdk: str, options: Any) -> str | None:
     if str(options.method).upper() != "POST":
         return None
     path = str(options.url).partition("?")[0].rstrip("/")
+    if sdk == GENAI:
+        model = "/v1beta/models/" + str(options.url).rpartition("/")[2]
+        return model if path.endswith(GENERATION_PATHS["google"]) else None
     return next((known for known in GENERATION_PATHS[sdk] if path.endswith(known)), None)
 
 
@@ -387,10 +418,14 @@ def _gateway_client(sdk: str, *, is_async: bool) -> Any:
 
 def _new_client(sdk: str, *, is_async: bool) -> Any:
     module = importlib.import_module(sdk)
-    cls = getattr(module, _SDKS[sdk][is_async])
-    http = getattr(module, "DefaultAsyncHttpxClient" if is_async else "DefaultHttpxClient")
+    cls = operator.attrgetter(_SDKS[sdk][is_async][0])(module)
+    if sdk == GENAI:
+        library = getattr(module._api_client, "httpx2", None) or module._api_client.httpx
+    else:
+        # Not the SDK's subclass of the client: anthropic's has the environment's proxies, whatever `trust_env` is.
+        library = sys.modules[module.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]]
 
-    class GatewayHttp(http):
+    class GatewayHttp(library.AsyncClient if is_async else library.Client):
         def send(self, request: Any, **options: Any) -> Any:
             request.headers["traceparent"] = request.headers[_TRACEPARENT]
             for name in list(request.headers):
@@ -398,4 +433,9 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
                     del request.headers[name]
             return super().send(request, **options)
 
-    return cls(api_key="agl", base_url="http://agl.invalid/v1", timeout=None, http_client=GatewayHttp(trust_env=False))
+    client = GatewayHttp(trust_env=False, limits=library.Limits(max_connections=1000, max_keepalive_connections=100))
+    if sdk == GENAI:
+        # Without a client of ours it would use aiohttp, which heeds the environment's proxies.
+        options = {"base_url": "http://agl.invalid", f"httpx_{'async_' * is_async}client": client}
+        return cls(vertexai=False, api_key="agl", http_options=options)
+    return cls(api_key="agl", base_url="http://agl.invalid/v1", timeout=None, http_client=client)

@@ -20,6 +20,7 @@ from scripted import Attempt, in_loop, serving, tool_call
 import agl
 from agl import semconv, tracing
 from agl.adapters.anthropic import AnthropicTracer, wrap
+from agl.adapters.google_genai import GoogleGenAITracer
 from agl.adapters.langchain import LangChainTracer
 from agl.adapters.openai import OpenAITracer
 from agl.agents.agent import Outcome, RolloutInfo
@@ -395,7 +396,7 @@ def test_a_function_is_wrapped_with_both_sdks_traced(wrapped: Callable[..., Any]
         return invoke(provider, task["question"])
 
     agent = wrapped(answer, lambda task, output: len(output))
-    assert {type(t) for t in agent.tracers} == {AnthropicTracer, OpenAITracer, ImportedFrameworks}
+    assert {type(t) for t in agent.tracers} == {AnthropicTracer, OpenAITracer, GoogleGenAITracer, ImportedFrameworks}
     assert (agent.name, agent.run({"question": "q"}, {}, RolloutInfo("ro", 1))) == ("answer", Outcome(5, "sum 5"))
 
 

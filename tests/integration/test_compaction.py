@@ -450,7 +450,7 @@ def test_a_compaction_that_only_openai_can_read_is_refused(tiny_policy: Path, tm
     item = {"type": "compaction", "id": "cmp", "encrypted_content": "gAAAA"}
     with compacting(item) as (url, _), pytest.raises(agl.errors.RolloutError) as failed:
         train(openai_agents_compaction(url), tiny_policy, tmp_path)
-    assert re.search(r"input\.3 is a compaction.*only OpenAI.*summarise", str(failed.value), re.DOTALL)
+    assert re.search(r"input\.3 is a compaction.*Only OpenAI.*summarise", str(failed.value), re.DOTALL)
 
 
 # -- what the documents show ------------------------------------------------------------------------------------------

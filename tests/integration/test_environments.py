@@ -25,6 +25,7 @@ GARBAGE = '}{"]\x00 \ud7ff </answer> ((((' + "9" * 400
 SUBJECTS = subjects()
 IN_PROCESSES = (
     "reasoning-gym:gcd", "gymnasium:Taxi", "verifiers:tool", "inspect:tool", "nemo-gym:counter", "openenv:typed",
+    "harbor:sums",
 )  # fmt: skip
 
 
@@ -102,8 +103,9 @@ def test_a_wrong_tool_call_is_the_policys_failure(
 def test_a_policy_that_calls_tools_for_ever_comes_to_an_end(subject: Subject, environment: Any) -> None:
     if not subject.tools:
         pytest.skip("it has no tools")
-    wrong = {"a": 1, "b": 1, "count": 1, "field": 99, "colour": "none"}
-    needed = {"increment_counter": ("count",), "act": ("field", "colour"), "add": ("a", "b")}[subject.tools[0]]
+    wrong = {"a": 1, "b": 1, "count": 1, "field": 99, "colour": "none", "command": "true"}
+    parameters = {"increment_counter": ("count",), "act": ("field", "colour"), "add": ("a", "b"), "bash": ("command",)}
+    needed = parameters[subject.tools[0]]
     with serve(lambda body: Reply(tools=((subject.tools[0], {k: wrong[k] for k in needed}),))) as provider:
         outcome = asyncio.run(
             asyncio.wait_for(environment._solve(environment.tasks[0], {"llm": agl.LLM(provider.url, "m", "k")}), 60)

@@ -23,7 +23,7 @@ REPLACED = {
     "my_tasks.py": str(SUPPORT / "small_inspect.py"),
 }
 SUBJECTS = {s.id: s for s in subjects()}
-NEEDS = {"nemo-gym": "nemo-gym:counter", "openenv": "openenv:text"}
+NEEDS = {"nemo-gym": "nemo-gym:counter", "openenv": "openenv:text", "harbor": "harbor:sums"}
 
 
 def found(test: str) -> str:
@@ -52,6 +52,7 @@ def test_block(block: documents.Block, monkeypatch: pytest.MonkeyPatch) -> None:
         if kind in NEEDS:
             name, options = stack.enter_context(subject.open())
             text = text.replace("http://localhost:8000", name.partition(":")[2])
+            text = text.replace("harbor:my-tasks", name)
             text = text.replace("data/example.jsonl", str(options.get("tasks", "")))
         exec(text, names)
         made = [value for name, value in names.items() if name not in ("agl", "__builtins__")]

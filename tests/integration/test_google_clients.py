@@ -1,4 +1,4 @@
-"""Google's own clients against the gateway: google-genai, and an agent of google-adk.
+"""Google's own clients against the gateway: google-genai, redirected or by its address, and an agent of google-adk.
 
 google-adk clashes with the packages of the `dev` extra; the nightly script gives it an environment of its own.
 """
@@ -12,12 +12,16 @@ import pytest
 from late import installed
 from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving, tool_call
 
+from agl import semconv, tracing
+from agl.adapters.google_genai import GoogleGenAITracer
 from agl.errors import EngineError
 from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.sequence import merge, merge_report
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.types import Call
+from agl.testing.provider import Reply, serve
+from agl.tracing.context import RolloutContext
 
 if not installed("google.genai"):
     pytest.skip("google-genai is not installed", allow_module_level=True)
@@ -35,6 +39,10 @@ def calculator(expression: str) -> str:
     if expression == "1 / 0":
         raise ZeroDivisionError("no such number")
     return str(eval(expression))
+
+
+# Types, not their names, which releases of 1.x do not read.
+calculator.__annotations__ = {"expression": str, "return": str}
 
 
 def client(attempt: Attempt, key: str | None = None, base: str | None = None) -> Any:
@@ -103,13 +111,57 @@ async def chat_sync_streamed(own: Any, config: Any, questions: list[str]) -> lis
     return await asyncio.to_thread(talk)
 
 
-@pytest.mark.parametrize("talk", [chat_sync, chat_async, chat_sync_streamed, chat_async_streamed])
+every_way = pytest.mark.parametrize("talk", [chat_sync, chat_async, chat_sync_streamed, chat_async_streamed])
+CONFIG = {"system_instruction": "be brief", "tools": [calculator], "temperature": 0.5}
+
+
+def running(attempt: Attempt, agents: Any = None) -> RolloutContext:
+    """The attempt, as a runner runs an agent in it."""
+    access = attempt.access
+    gateway = access.url.partition("/rollouts/")[0]
+    return RolloutContext(access.rollout_id, access.attempt, "agent", select(agents), gateway, attempt.key)
+
+
+@every_way
+@in_loop
+async def test_a_client_of_another_provider_is_redirected_and_each_call_is_a_span(talk: Any) -> None:
+    from google import genai
+
+    own = genai.Client(vertexai=False, api_key="AIza-own", http_options={"base_url": "http://provider.invalid"})
+    async with serving(LINES) as rig:
+        attempt = await rig.attempt()
+        with GoogleGenAITracer(), tracing.running(rollout := running(attempt)):
+            counted = await own.aio.models.count_tokens(model="m", contents="hi")
+            answers = await talk(own, CONFIG, ["1 + 2 and 3 * 4?", "and 5 - 4?"])
+        calls = await attempt.close()
+    assert 0 < counted.total_tokens < calls[0].prompt_ids.size
+    assert answers == ["It is 3 and 12.", "It is 1."]
+    check(calls)
+    chats = [span for span in rollout.spans if span.operation == semconv.CHAT]
+    assert [span.attributes[semconv.RESPONSE_ID] for span in chats] == [call.id for call in calls]
+    assert [(call.agent, call.span_id) for call in calls] == [("agent", span.span_id) for span in chats]
+
+
+@in_loop
+async def test_a_client_of_vertex_ai_is_redirected_without_its_credentials() -> None:
+    from google import genai
+    from google.auth.credentials import AnonymousCredentials
+
+    own = genai.Client(vertexai=True, project="p", location="l", credentials=AnonymousCredentials())
+    async with serving(["hello"]) as rig:
+        attempt = await rig.attempt()
+        with GoogleGenAITracer(), tracing.running(running(attempt)):
+            answer = await own.aio.models.generate_content(model="gemini-x", contents="hi")
+        (call,) = await attempt.close()
+    assert (answer.text, call.request["asked"]["model"]) == ("hello", "gemini-x")
+
+
+@every_way
 @in_loop
 async def test_functions_that_the_sdk_calls_make_one_row(talk: Any) -> None:
     async with serving(LINES) as rig:
         attempt = await rig.attempt()
-        config = {"system_instruction": "be brief", "tools": [calculator], "temperature": 0.5}
-        answers = await talk(client(attempt), config, ["1 + 2 and 3 * 4?", "and 5 - 4?"])
+        answers = await talk(client(attempt), CONFIG, ["1 + 2 and 3 * 4?", "and 5 - 4?"])
         calls = await attempt.close()
     assert answers == ["It is 3 and 12.", "It is 1."]
     check(calls)
@@ -166,6 +218,23 @@ async def test_the_address_from_the_environment(monkeypatch: pytest.MonkeyPatch)
         assert answer.text == "hello"
         (call,) = await attempt.close()
     assert (call.agent, call.request["asked"]["model"]) == ("writer", "gemini-x")
+
+
+def test_a_stream_that_fails_or_is_dropped_ends_its_span() -> None:
+    from google import genai
+
+    with serve(lambda body: Reply("a b", fails=True)) as provider, GoogleGenAITracer():
+        own = genai.Client(vertexai=False, api_key="AIza-own", http_options={"base_url": provider.root})
+        with tracing.running(rollout := RolloutContext("ro", 1, "agent", select(None))):
+            with pytest.raises(genai.errors.ServerError, match="scripted failure"):
+                list(own.models.generate_content_stream(model="m", contents="hi"))
+            stream = own.models.generate_content_stream(model="m", contents="hi")
+            assert next(stream).text == "a b"
+            assert len(rollout.spans) == 1
+            del stream
+            assert len(rollout.spans) == 2
+    failed, dropped = rollout.spans[:2]
+    assert (failed.status, failed.status_message, dropped.status) == ("error", "scripted failure", "unset")
 
 
 # -- google-adk -------------------------------------------------------------------------------------------------------

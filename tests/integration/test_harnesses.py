@@ -278,6 +278,31 @@ def test_it_does_its_task_behind_walls(
     assert all(request.headers["authorization"] == f"Bearer {KEY}" for request in generated(provider))
 
 
+def test_codex_writes_its_own_summary_for_a_policy(
+    provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the provider that it comes with, from whose servers it otherwise requests a compaction."""
+    agent = BY_NAME["codex"]
+    if agent.path is None or agent.compacts is None:
+        pytest.skip("codex is not installed: tests/harnesses/install.sh DIR, then AGL_HARNESSES=DIR")
+    monkeypatch.setenv("PATH", str(PROGRAMS), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    _, phrase, name, after, _ = agent.compacts
+    provider.script = answers(agent.turns(Path("/tmp/work")), {phrase: (Reply(SUMMARY),), SUMMARY: (after,)})
+    bounded = agl.harness(
+        "codex",
+        task=str,
+        files=lambda _: {FILE: BEFORE},
+        grade=lambda task, folder: 1.0,
+        words=["-c", "model_auto_compact_token_limit=5"],
+        env={"OPENAI_BASE_URL": provider.url, "OPENAI_API_KEY": KEY},
+    )
+    report = agl.evaluate(bounded, [TASK], {"scripted": None}, directory=tmp_path / "run", progress=False)
+    (policy,) = report.policies.values()
+    (rollout,) = policy.rollouts
+    assert {by: counts["calls"] for by, counts in rollout.agents.items()} == {"codex": 2, name: 1}
+
+
 AT_NIGHT = [agent for agent in AGENTS if agent.name != "pi"]
 
 

@@ -35,7 +35,10 @@ def requirements(*extras: str) -> list[str]:
     return expanded
 
 
-FRAMEWORKS = ("langchain", "langgraph", "openai", "anthropic", "openai-agents", "agent-framework", "strands", "autogen")
+FRAMEWORKS = (
+    "langchain", "langgraph", "openai", "anthropic", "google-genai", "openai-agents", "agent-framework", "strands",
+    "autogen",
+)  # fmt: skip
 ALWAYS = (("langchain", "local"),)
 """What a line resolves to changes with new releases more than with agl: the others are resolved at night, and .ci/run
 installs those of "dev" and "verl"."""

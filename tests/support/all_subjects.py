@@ -8,6 +8,7 @@ from subject_agent_framework import AgentFramework, AgentFrameworkResponses
 from subject_anthropic import BareAnthropic
 from subject_autogen import AutoGen
 from subject_crewai import CrewAI
+from subject_google import BareGoogleGenAI
 from subject_langchain import LangChainAnthropic, LangChainResponses
 from subject_langgraph import LangGraph
 from subject_openai import BareOpenAI, BareOpenAIResponses
@@ -23,6 +24,7 @@ ALL: tuple[Subject, ...] = (
     BareOpenAI(),
     BareOpenAIResponses(),
     BareAnthropic(),
+    BareGoogleGenAI(),
     LangChain(),
     LangChainResponses(),
     LangChainAnthropic(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import re
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import small_harbor
 
 from agl.testing.provider import Reply, Script, last_said
 
@@ -147,6 +150,19 @@ def counts(task: dict[str, Any]) -> Script:
     return call
 
 
+BROKEN = "echo the grader is damaged; exit 1"
+
+
+def shell(task: dict[str, Any]) -> Script:
+    """Runs a command that solves the task, and says so."""
+
+    def call(body: dict[str, Any]) -> Reply:
+        role, text = last_said(body)
+        return Reply("done") if role == "tool" else Reply(tools=(("bash", {"command": small_harbor.solve(text)}),))
+
+    return call
+
+
 def fruit(word: Callable[[str], Reply]) -> Callable[[dict[str, Any]], Script]:
     from small_openenv import WORDS
 
@@ -238,6 +254,12 @@ def subjects() -> list[Subject]:
             lambda task: lambda body: Reply(f"\\boxed{{{task['expected_answer']}}}"), n=5, generated=False,
         ),
     ]  # fmt: skip
+    found.append(
+        Subject(
+            "harbor:sums", "openai", small_harbor.tasks, shell, broken=functools.partial(small_harbor.tasks, 2, BROKEN),
+            n=4, generated=False, tools=("bash",),
+        )
+    )  # fmt: skip
     if find_spec("openenv"):
         found += [
             Subject("openenv:text", "openenv", openenv(), fruit(Reply), broken=openenv(broken=True)),

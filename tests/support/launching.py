@@ -35,6 +35,8 @@ def environment(provider: Provider, **more: str) -> dict[str, str]:
         "OPENAI_API_KEY": OPENAI_KEY,
         "ANTHROPIC_BASE_URL": provider.root,
         "ANTHROPIC_API_KEY": ANTHROPIC_KEY,
+        "GOOGLE_GEMINI_BASE_URL": provider.root,
+        "GEMINI_API_KEY": ANTHROPIC_KEY,
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "OTEL_TRACES_EXPORTER": "none",
         "OTEL_METRICS_EXPORTER": "none",

@@ -378,6 +378,21 @@ def anthropic_messages() -> Any:
     return solver
 
 
+def google_genai() -> Any:
+    from google import genai
+
+    client = genai.Client(api_key=KEY, vertexai=False, http_options={"base_url": ROOT})
+    calls: Any = {"maximum_remote_calls": MAX_TURNS}
+    config: Any = {
+        "system_instruction": SYSTEM_PROMPT, "tools": [calculator], "automatic_function_calling": calls,
+    }  # fmt: skip
+
+    def solver(task: Any) -> str | None:
+        return client.chats.create(model="m", config=config).send_message(task["question"]).text
+
+    return solver
+
+
 def _mostly_miscalculates(body: dict[str, Any]) -> Reply:
     """Calls the calculator, three times of five with another second number, and answers what it was told."""
     text = last_said(body)[1]
@@ -408,4 +423,5 @@ LEARNERS = (
     Learner("openai_chat_stream", openai_chat_stream, ("openai",), tool_agent=None),
     Learner("openai_responses", openai_responses, ("openai",), "resp_", tool_agent=None),
     Learner("anthropic_messages", anthropic_messages, ("anthropic",), "msg_", tool_agent=None),
+    Learner("google_genai", google_genai, ("google.genai",), "gen_", tool_agent=None),
 )

@@ -30,6 +30,10 @@ class Loop:
         """The SDK's own `stream()`, which puts an answer together."""
         return self.resource(is_async=is_async).stream
 
+    def opening(self, question: Any) -> list[Any]:
+        """The history that begins with a question."""
+        return [{"role": "user", "content": question}]
+
     def request(self, history: list[Any]) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -51,13 +55,13 @@ class Loop:
         return answer
 
     def run(self, question: str, ask: Callable[[dict[str, Any]], Any]) -> str:
-        history: list[Any] = [{"role": "user", "content": question}]
+        history = self.opening(question)
         while True:
             if (text := self.step(history, ask(self.request(history)))) is not None:
                 return text.strip()
 
     async def arun(self, question: str, ask: Callable[[dict[str, Any]], Awaitable[Any]]) -> str:
-        history: list[Any] = [{"role": "user", "content": question}]
+        history = self.opening(question)
         while True:
             if (text := self.step(history, await ask(self.request(history)))) is not None:
                 return text.strip()

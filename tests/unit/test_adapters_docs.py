@@ -86,8 +86,9 @@ def in_texts(asked: Asked) -> str:
 
 ADDS = calls_once("add", {"a": 2, "b": 3}, "5")
 CASES = {
-    "Bare OpenAI and Anthropic clients, 1": Case("openai", answers),
-    "Bare OpenAI and Anthropic clients, 2": Case("anthropic", answers),
+    "Bare OpenAI, Anthropic and Google clients, 1": Case("openai", answers),
+    "Bare OpenAI, Anthropic and Google clients, 2": Case("anthropic", answers),
+    "Bare OpenAI, Anthropic and Google clients, 3": Case("google.genai", answers),
     "LangChain, 1": Case("langchain_openai", ADDS, calls=2),
     "LangGraph, 1": Case("langchain_openai", answers, others=1),
     "OpenAI Agents SDK, 1": Case("agents", ADDS, calls=2),
@@ -115,6 +116,8 @@ def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
         for sdk, url in (("OPENAI", server.url), ("ANTHROPIC", server.root)):
             monkeypatch.setenv(f"{sdk}_API_KEY", "sk-own")
             monkeypatch.setenv(f"{sdk}_BASE_URL", url)
+        monkeypatch.setenv("GEMINI_API_KEY", "sk-own")
+        monkeypatch.setenv("GOOGLE_GEMINI_BASE_URL", server.root)
         yield server
 
 

@@ -17,7 +17,7 @@ from agl.errors import ConfigError
 from agl_harnesses import Attempt, Harness, find, session
 from agl_harnesses.aider import Aider
 from agl_harnesses.claude import Claude
-from agl_harnesses.codex import Codex
+from agl_harnesses.codex import Codex, _provider
 from agl_harnesses.mini import Mini
 from agl_harnesses.opencode import OpenCode
 from agl_harnesses.pi import Pi
@@ -114,6 +114,21 @@ def test_where_its_calls_go(
         path.read_text() for path in made.home.rglob("*.json")
     )
     assert made.urls["openai"] in pointed
+
+
+@pytest.mark.parametrize(("config", "name"), [("", "agl"), (LAB, "lab")])
+def test_codex_of_a_policy_has_a_provider_that_compacts_nothing_itself(home: Path, config: str, name: str) -> None:
+    write(home / ".codex/config.toml", config)
+    made, recorded = attempt(home, "codex", "exec"), attempt(home, "codex", "exec")
+    made.routed = True
+    for each in (made, recorded):
+        Codex().providers(each)
+        Codex().point(each)
+    settings = _provider(made)
+    assert settings[0] == name
+    assert {"name": "agl", "base_url": made.urls["openai"]}.items() <= (settings[1] or {}).items()
+    assert "name=agl" not in str(recorded.words)
+    assert _provider(recorded)[0] == ("openai" if name == "agl" else "lab")
 
 
 def test_claude_is_pointed_by_its_settings_too(home: Path) -> None:

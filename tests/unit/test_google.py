@@ -486,6 +486,22 @@ async def test_a_client_that_hangs_up_cancels_its_call() -> None:
 
 
 @in_loop
+async def test_counted_tokens_are_those_of_the_prompt_and_no_call() -> None:
+    async with serving(["hello"]) as rig:
+        attempt = await rig.attempt()
+        fields = {"tools": TOOLS, "systemInstruction": {"parts": [{"text": "be brief"}]}}
+        counted = [
+            await post(attempt, "countTokens", **fields),
+            await post(attempt, "countTokens", generateContentRequest={"model": "models/m", **ASK, **fields}),
+        ]
+        refused = await post(attempt, "countTokens", tools=[{"googleSearch": {"a": 1}}])
+        await create(attempt, **fields)
+        (call,) = await attempt.close()
+    assert [answer.json() for answer in counted] == [{"totalTokens": call.prompt_ids.size}] * 2
+    assert refused.json()["error"]["status"] == "INVALID_ARGUMENT"
+
+
+@in_loop
 async def test_keys_and_addresses() -> None:
     async with serving(["hello"]) as rig:
         attempt, other = await rig.attempt(), await rig.attempt()

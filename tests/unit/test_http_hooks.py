@@ -154,10 +154,19 @@ def test_other_requests_are_none(path: str, body: Any, anything: str, rollout: R
     assert chats(rollout) == []
 
 
-def test_googles_path_holds_the_model(anything: str, rollout: RolloutContext) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("models/gemini-x:streamGenerateContent?alt=sse", {"contents": []}),
+        ("interactions?alt=sse", {"model": "gemini-x", "input": "q"}),
+    ],
+)
+def test_googles_requests_are_model_requests(
+    path: str, body: dict[str, Any], anything: str, rollout: RolloutContext
+) -> None:
     import httpx
 
-    httpx.post(f"{anything}/v1beta/models/gemini-x:streamGenerateContent?alt=sse", json={"contents": []})
+    httpx.post(f"{anything}/v1beta/{path}", json=body)
     [chat] = chats(rollout)
     assert chat[semconv.REQUEST_MODEL] == "gemini-x"
     assert "alt" not in chat[semconv.URL]

@@ -255,6 +255,8 @@ async def test_an_error_before_the_first_token_has_a_status_and_a_later_one_ends
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role is 'robot'", "input.0.role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text", "input.0.content.0"),
         ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "'web_search_call'; only messages", "input.0"),
+        ({"input": [{"type": "compaction_trigger"}]}, "compaction_trigger. Only OpenAI's models", "input.0"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "with a request of your own", "input.0"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.arguments is missing", "input.0.arguments"),
         ({"input": [{"type": "function_call_output", "output": "1"}]}, "call_id is missing", "input.0.call_id"),
         ({"tools": [{"type": "web_search"}]}, "function tools only", "tools.0"),
@@ -275,6 +277,17 @@ async def test_what_cannot_be_served_is_refused_and_recorded(fields, message, pa
     assert told.value.param == param
     assert (call.finish_reason, call.response_ids.size) == ("error", 0)
     assert rig.engine.asked == []
+
+
+@in_loop
+async def test_a_compaction_is_refused_with_what_to_do():
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        with pytest.raises(
+            openai.NotFoundError, match=r"responses/compact is not served\. Only OpenAI's.*model_provider"
+        ):
+            await attempt.client().responses.compact(model="m", input="hi")
+        assert await attempt.close() == []
 
 
 ANYTHING = st.recursive(

@@ -21,7 +21,8 @@ from agl.trainer.gateway.dialects.google.body import read as read_google
 from agl.trainer.gateway.dialects.messages import MESSAGES
 from agl.trainer.gateway.dialects.messages.body import read as read_messages
 from agl.trainer.gateway.dialects.responses import RESPONSES
-from agl.trainer.gateway.errors import RequestError, refusal
+from agl.trainer.gateway.dialects.responses.items import NO_COMPACTION
+from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits, Refused, refusal_body
@@ -50,12 +51,12 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         return http.answer({"status": "ok", "models": gateway.models})
 
     async def not_found(request: Request) -> Response:
-        raise RequestError(
-            404,
-            f"{request.method} {request.url.path} is not served; this gateway has POST chat/completions, responses, "
-            "messages and v1beta/models/MODEL:generateContent, and GET models",
-            code="not_found",
+        known = (
+            "This gateway has POST chat/completions, responses, messages and v1beta/models/MODEL:generateContent, and "
+            "GET models"
         )
+        why = NO_COMPACTION if request.url.path.endswith("/responses/compact") else known
+        raise RequestError(404, f"{request.method} {request.url.path} is not served. {why}", code="not_found")
 
     routes = [
         # In the order of their use: routes are tried one after another.
@@ -81,16 +82,7 @@ def _messages_routes(gateway: Gateway) -> list[Route]:
     reader = functools.partial(read_messages, counting=True)
 
     async def count_tokens(request: Request) -> Response:
-        access = http.attempt_of(gateway, request)
-        policy = access.selection.policy_for(request.path_params["agent"])
-        chat = (await http.read(gateway, request, access, policy, reader)).chat
-        render = gateway.served(policy).rendering.prompt
-        try:
-            async with access.turns as turn:
-                prompt = await turn.run(render, chat.messages, chat.tools, force_tool=chat.force_tool)
-        except Exception as error:
-            raise refusal(error) from error
-        return http.answer({"input_tokens": int(prompt.ids.size)})
+        return http.answer({"input_tokens": await http.count_tokens(gateway, request, reader)})
 
     async def not_found(request: Request) -> Response:
         raise RequestError(404, f"{request.method} {request.url.path} is not served; this gateway has messages")
@@ -111,6 +103,10 @@ def _messages_routes(gateway: Gateway) -> list[Route]:
 def _google_routes(gateway: Gateway) -> list[Route]:
     """The routes of Google's API, whose paths end in the model and the method."""
 
+    async def count_tokens(request: Request) -> Response:
+        reader = functools.partial(read_google, counting=True)
+        return http.answer({"totalTokens": await http.count_tokens(gateway, request, reader)})
+
     async def call(request: Request) -> Response:
         dialect = GOOGLE if request.query_params.get("alt") == "sse" else GOOGLE_ARRAY
         stream = request.url.path.endswith(GOOGLE_METHODS[1])
@@ -120,7 +116,8 @@ def _google_routes(gateway: Gateway) -> list[Route]:
     # A client's base URL can end in /v1, to which it adds the version.
     prefixes = (http.PREFIX, http.PREFIX.removesuffix("/v1"))
     paths = [f"{prefix}/{{version}}/models/{{model:path}}" for prefix in prefixes]
-    return [Route(path + method, call, methods=["POST"]) for path in paths for method in GOOGLE_METHODS]
+    endpoints = dict.fromkeys(GOOGLE_METHODS, call) | {":countTokens": http.with_errors_of(GOOGLE, count_tokens)}
+    return [Route(path + method, endpoints[method], methods=["POST"]) for path in paths for method in endpoints]
 
 
 def _describe(_: Request, error: Exception) -> tuple[Any, int]:

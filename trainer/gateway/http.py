@@ -19,7 +19,7 @@ from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
 from agl.trainer.gateway.access import Access, PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply
 from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
-from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.errors import RequestError, refusal
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.auth import key_of
 from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
@@ -97,6 +97,24 @@ def with_errors_of(dialect: Dialect[Any], endpoint: Endpoint) -> Endpoint:
             return answer(dialect.error_body(error), error.status)
 
     return handle
+
+
+async def count_tokens(gateway: Gateway, request: Request, reader: Callable[[Any, Access], DialectRequest[Any]]) -> int:
+    """How many tokens the policy's rendering makes of a request's prompt; the request is no call.
+
+    Raises:
+        RequestError: as `attempt_of`, `read`, and where the messages cannot be rendered.
+    """
+    access = attempt_of(gateway, request)
+    policy = access.selection.policy_for(request.path_params["agent"])
+    chat = (await read(gateway, request, access, policy, reader)).chat
+    render = gateway.served(policy).rendering.prompt
+    try:
+        async with access.turns as turn:
+            prompt = await turn.run(render, chat.messages, chat.tools, force_tool=chat.force_tool)
+    except Exception as error:
+        raise refusal(error) from error
+    return int(prompt.ids.size)
 
 
 def attempt_of(gateway: Gateway, request: Request) -> Access:

@@ -30,7 +30,7 @@ from agl.messages import google
 from agl.tracing import otlp, propagation
 from agl.tracing.inferred import SpanInference
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
-from agl.tracing.sdk_hooks import GENERATION_PATHS
+from agl.tracing.sdk_hooks import COUNTS, GENERATION_PATHS
 from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, replace_system_prompts
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.limits import Refused, json_value
@@ -177,7 +177,7 @@ class RecordingProxy:
         if is_call and (texts := self.system_prompts.get(request.path_params["agent"])) is not None:
             body, replaced = _with_system_prompts(body, texts)
         call = None
-        if is_call and not path.endswith("/count_tokens"):
+        if is_call and not path.endswith(COUNTS):
             call = _Call(self.inference, request, provider, base, body, replaced)
             await self._add(call.tools())
         raw = request.scope.get("raw_path", request.url.path.encode()).decode("ascii", "replace")

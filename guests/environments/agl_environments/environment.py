@@ -49,6 +49,7 @@ KINDS = {
     "inspect": _Entry("inspect_tasks", "InspectTasks", "inspect_ai"),
     "nemo-gym": _Entry("nemo_gym_server", "NemoGym", "aiohttp"),
     "openenv": _Entry("openenv_server", "OpenEnv", "openenv"),
+    "harbor": _Entry("harbor_tasks", "Harbor", "openai"),  # the tasks are read without Harbor's own package
 }
 """Kind, which is also the extra that installs it -> the module and class here, and the package that it needs."""
 
@@ -134,7 +135,7 @@ def load(name: str, *, n: int | None = None, seed: int = 0, model: str = "gpt-4o
 
     Args:
         name: "kind:what", such as "reasoning-gym:gcd", "gymnasium:FrozenLake-v1", "verifiers:my-env",
-            "inspect:inspect_evals/gsm8k", "nemo-gym:http://host:port", "openenv:http://host:port".
+            "inspect:inspect_evals/gsm8k", "nemo-gym:http://host:port", "openenv:http://host:port", "harbor:FOLDER".
         n: how many tasks; None for all of a data set, or for 100 where tasks are generated.
         seed: of generated tasks, and of the order of a data set's.
         model: what the agent asks at its own provider (`OPENAI_BASE_URL`) while nothing is trained or evaluated.

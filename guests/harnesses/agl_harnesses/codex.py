@@ -18,7 +18,7 @@ from agl.trainer.runners.recording_proxy import PROVIDERS
 from agl_harnesses.harness import Attempt, Harness, Providers, merged, toml_setting
 
 _STATE = ("sessions", "archived_sessions", "*.sqlite*", "log*", ".tmp", "tmp", "shell_snapshots", "history*", "*locks")
-_KEY = "CODEX_API_KEY"
+_KEY, _POLICY = "CODEX_API_KEY", "agl"
 
 
 class Codex(Harness):
@@ -52,9 +52,17 @@ class Codex(Harness):
 
     def point(self, attempt: Attempt) -> None:
         name, own, _ = _provider(attempt)
-        place = "openai_base_url" if own is None else f"model_providers.{name}.base_url"
         url = json.dumps(attempt.urls["openai"])
-        changes = (f"{place}={url}", "check_for_update_on_startup=false", "analytics.enabled=false")
+        changes = ["check_for_update_on_startup=false", "analytics.enabled=false"]
+        if attempt.routed:
+            if own is None:
+                name = _POLICY
+                changes += [f"model_provider={name}", f"model_providers.{name}.requires_openai_auth=true"]
+            # From a provider called OpenAI or Azure it requests compactions, which no policy writes or reads; with
+            # another one it has the model write a summary.
+            changes.append(f"model_providers.{name}.name={_POLICY}")
+        place = "openai_base_url" if own is None and not attempt.routed else f"model_providers.{name}.base_url"
+        changes.append(f"{place}={url}")
         # The last of equal options counts; what follows `--` is no option.
         end = attempt.words.index("--") if "--" in attempt.words else len(attempt.words)
         attempt.words[end:end] = [word for change in changes for word in ("-c", change)]

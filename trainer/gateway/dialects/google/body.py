@@ -25,12 +25,17 @@ GoogleRequest = DialectRequest[dict[str, Any]]
 """Its body is the `thinkingConfig`."""
 
 
-def read(data: Any, access: Access, *, model: str = "", stream: bool = False) -> GoogleRequest:
+def read(data: Any, access: Access, *, model: str = "", stream: bool = False, counting: bool = False) -> GoogleRequest:
     """A request from its body's JSON, and from the model and the method of its URL.
+
+    Args:
+        counting: whether its tokens are only counted, so that it may stand in a `generateContentRequest`.
 
     Raises:
         RequestError: 400, naming the field at fault.
     """
+    if counting:
+        data = google.camel(data).get("generateContentRequest") or data
     body = _known(data, _BODY | _NO_EFFECT, "")
     config = _known(body.get("generationConfig"), _CONFIG, "generationConfig.")
     contents = expect(body.get("contents") or None, list, "contents", "is not a list of contents")

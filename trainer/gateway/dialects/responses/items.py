@@ -20,6 +20,10 @@ _PARTS = {
     "text": {"text": str},
     "refusal": {"refusal": str},
 }
+NO_COMPACTION = (
+    "Only OpenAI's models write and read compactions: trim the session, or summarise with a request of your own (Codex "
+    "does where its provider, `-c model_provider=NAME`, is not called OpenAI)"
+)
 _ITEMS: Mapping[str, Fields] = {
     "message": {"role": object, "content": object},
     "reasoning": {"content": str | list | None, "summary": str | list | None},
@@ -44,14 +48,8 @@ def messages_of(items: Sequence[Any], stored_items: Mapping[str, Item]) -> list[
 
 def _checked(item: Item, where: str) -> Item:
     """The known fields of an item, or an error that names the one at fault."""
-    if item.get("type") == "compaction":
-        raise RequestError(
-            400,
-            f"{where} is a compaction, which only OpenAI's models can read; trim the session, or summarise with a "
-            "model of your own",
-            code="unsupported_value",
-            param=where,
-        )
+    if item.get("type") in ("compaction", "compaction_trigger"):
+        raise RequestError(400, f"{where} is a {item['type']}. {NO_COMPACTION}", code="unsupported_value", param=where)
     only = "messages, reasoning and function calls"
     item = typed({**item, "type": item.get("type") or "message"}, _ITEMS, where, only)
     role = item.get("role")
