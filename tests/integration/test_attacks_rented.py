@@ -138,10 +138,10 @@ def command(process: psutil.Process) -> str:
         return ""
 
 
-def test_output_of_each_length_arrives(rented: Provider) -> None:
-    """SDKs may keep an end back until more comes, of messages that begin at each 1,024 bytes."""
-    task = {"tests": "assert all(f(n) == 'x' * n for n in range(700, 780))"}
-    assert PythonTests(isolation=rented.name, timeout=60).outcomes(task, "def f(n): return 'x' * n") == ["passed"]
+def test_the_end_of_an_answer_is_not_kept_back(rented: Provider) -> None:
+    """SDKs may wait for more when a piece of output is short: here pieces are of 1,024 bytes."""
+    task = {"tests": "assert all(f(768 * k + n) == 'x' * (768 * k + n) for k in range(10) for n in range(744, 751))"}
+    assert PythonTests(isolation=rented.name, timeout=20).outcomes(task, "def f(n): return 'x' * n") == ["passed"]
 
 
 def test_a_machine_lives_as_long_as_its_bridge_and_little_longer(rented: Provider) -> None:
@@ -189,7 +189,7 @@ def test_a_machine_that_is_lost_in_the_middle_is_nobodys_failure(rented: Provide
     losing.start()
     grader = PythonTests(isolation=rented.name, timeout=30)
     with pytest.raises(RewardError, match=f"cannot run the task's tests: lost a machine of {rented.name}: "):
-        grader.outcomes(TASK, code)
+        grader.outcomes({"tests": "assert f(41) == 7341"}, code)  # alone: the next test might raise, too
     losing.join()
     if lost == "the program's":
         assert grader(TASK, GOOD) == 1.0
