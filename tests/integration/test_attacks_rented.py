@@ -195,6 +195,12 @@ def test_a_machine_that_is_lost_in_the_middle_is_nobodys_failure(rented: Provide
         assert grader(TASK, GOOD) == 1.0
 
 
+def test_what_a_template_lacks_is_named(rented: Provider) -> None:
+    rented.server.hidden = "unshare"
+    with pytest.raises(RewardError, match=f"lost a machine of {rented.name}: .*Permission denied: 'unshare'"):
+        PythonTests(isolation=rented.name, timeout=20)(TASK, GOOD)
+
+
 def test_what_is_missing_is_said_before_anything_is_rented(rented: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(rented.ours.KEY_VARIABLE)
     with pytest.raises(

@@ -20,7 +20,8 @@ from typing import Any
 
 @dataclass
 class Machine:
-    """A machine, as it was asked for. ended: whether it was given back, or its time was over."""
+    """A machine, as it was asked for. ended: whether it was given back, or its time was over. hidden: a program that it
+    cannot run."""
 
     id: str
     request: dict[str, Any]
@@ -29,6 +30,7 @@ class Machine:
     user: str = ""
     ended: bool = False
     timer: threading.Timer | None = None
+    hidden: str | None = None
 
     def start(self, command: list[str]) -> subprocess.Popen[bytes]:
         system = [
@@ -39,6 +41,8 @@ class Machine:
         walls += ["--bind", str(self.folder), "/agl", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
         walls += ["--tmpfs", "/var", "--tmpfs", "/run", "--clearenv"]
         walls += ["--setenv", "PATH", "/usr/bin:/bin:/usr/sbin:/sbin"]
+        for folder in ("/usr/bin", "/bin") if self.hidden else ():
+            walls += ["--ro-bind", "/dev/null", f"{folder}/{self.hidden}"]
         walls += ["--", "sh", "-c", 'readlink /proc/self/ns/net >/agl/network; exec "$@"', "sh"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([*walls, *command], stdin=pipe, stdout=pipe, stderr=pipe)
@@ -70,6 +74,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     minute = 60.0
+    hidden: str | None = None
 
     def __init__(self, handler: type[Handler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
@@ -87,7 +92,7 @@ class Server(ThreadingHTTPServer):
     def rent(self, request: dict[str, Any], seconds: float) -> Machine:
         id = f"machine{next(self._numbers)}"
         (self.folder / id).mkdir(0o700)
-        self.machines[id] = Machine(id, request, self.folder / id)
+        self.machines[id] = Machine(id, request, self.folder / id, hidden=self.hidden)
         self.machines[id].keep(seconds)
         return self.machines[id]
 
