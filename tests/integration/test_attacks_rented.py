@@ -176,7 +176,7 @@ def test_a_machine_that_is_lost_in_the_middle_is_nobodys_failure(rented: Provide
         return any(os.path.exists(f"/proc/{process.pid}/root/dev/shm/here") for process in inside(machine))
 
     def lose() -> None:
-        while not (program := {id for id, machine in machines.items() if has_program(machine)}):
+        while not (program := {id for id, machine in [*machines.items()] if has_program(machine)}):
             time.sleep(0.1)
         if lost == "all":
             rented.server.die()

@@ -23,7 +23,7 @@ MOST_PIPED = 1 << 20
 """Bytes that a pipe can hold."""
 
 # Namespaces of processes, mounts, IPC and network, a /proc of their own, and new file systems wherever a program may
-# write. On the machine's own loopback, providers have services that run any command as root. That of the new network
+# write. On the machine's own loopback, providers have services that run any command. That of the new network
 # is down until its flags are set (SIOCSIFFLAGS: IFF_UP and IFF_RUNNING).
 WALLS = """
 set -e

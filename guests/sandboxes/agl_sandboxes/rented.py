@@ -126,7 +126,7 @@ class _Bridge:
         self._begun: list[str] = []
         self._errors: collections.deque[str] = collections.deque(maxlen=100)
         self._ending = threading.Lock()
-        self._heard = math.inf
+        self._silent = 0.0
         # What an SDK prints is not the command's.
         self._nowhere = os.open(os.devnull, os.O_WRONLY)
         self._streams = {"1": os.dup(1), "2": os.dup(2)}
@@ -142,14 +142,14 @@ class _Bridge:
         self._lose(why)
 
     def _read(self, text: str) -> None:
-        self._heard = math.inf  # what follows may have to wait for the reader of this process
+        self._silent = -math.inf  # what follows may have to wait for the reader of this process
         self._begun.append(text)
         if "\n" in text:
             *lines, rest = "".join(self._begun).split("\n")
             self._begun = [rest]
             for line in filter(None, lines):
                 self._pass(line)
-        self._heard = time.monotonic()
+        self._silent = 0.0
 
     def _pass(self, line: str) -> None:
         if line == inside.STARTED:
@@ -177,8 +177,9 @@ class _Bridge:
                 self._machine.keep()
 
     def _watch(self) -> None:
-        while time.monotonic() - self._heard < _SILENCE:
+        while self._silent < _SILENCE:
             time.sleep(inside.BEAT_SECONDS)
+            self._silent += inside.BEAT_SECONDS  # not by a clock: a process that got no time has not listened
         self._lose(f"it has been silent for {_SILENCE} s")
 
     def _lose(self, why: str) -> NoReturn:
