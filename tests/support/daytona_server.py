@@ -28,7 +28,7 @@ REQUEST = {
     "autoDeleteInterval": 0,
     "user": "root",
 }
-"""What a machine has to be asked for with."""
+"""What a request for a machine must contain."""
 REFUSED = "DaytonaAuthenticationError: Failed to create sandbox: Invalid credentials"
 """Of another key."""
 COMMAND = r"""

@@ -14,7 +14,7 @@ KEY = "e2b_0123456789abcdef"
 VERSION = "0.6.2"
 """Of envd."""
 REQUEST = {"allow_internet_access": False, "timeout": 600}
-"""What a machine has to be asked for with."""
+"""What a request for a machine must contain."""
 
 REFUSED = "AuthenticationException"
 """Of another key."""

@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass
 class Machine:
-    """A machine, as it was asked for. ended: whether it was given back, or its time was over. hidden: a program that it
+    """A machine, as it was requested. ended: whether it was given back, or its time was over. hidden: a program that it
     cannot run."""
 
     id: str
