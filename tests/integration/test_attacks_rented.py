@@ -74,7 +74,8 @@ def test_a_rented_machine_runs_a_program_and_holds_it(rented: Provider) -> None:
     big = "def f(x):\n    with open('/tmp/x', 'wb') as file:\n        for _ in range(10**4): file.write(bytes(1 << 20))"
     assert grader.outcomes({"tests": "assert f(1) == 1"}, big)[0].startswith(("OSError", "killed by SIGXFSZ"))
     task = {"test_cases": [{"input": "", "output": "x"}]}
-    assert grader.outcomes(task, "while True: print('x' * 10**6)") == ["printed too much"]
+    little = PythonTests(isolation=rented.name, timeout=20, file_mb=1)
+    assert little.outcomes(task, "while True: print('x' * 10**6)") == ["printed too much"]
     short = PythonTests(isolation=rented.name, timeout=2)
     assert short.outcomes({"tests": "assert f(1)"}, "import time\ntime.sleep(99)") == ["ran out of time"]
     # Longer than a machine may be silent.
