@@ -31,7 +31,7 @@ MODULES = {
     "ray": ("ray",),
     "prices": ("genai_prices",),
     "prompts": ("agl_prompts", "gepa"),
-    "sandboxes": ("agl_sandboxes", "e2b"),
+    "sandboxes": ("agl_sandboxes",),
     "export": ("pyarrow", "opentelemetry.exporter"),
     "openai": ("openai",),
     "agentlightning": ("agl_agentlightning",),

@@ -63,7 +63,7 @@ class PythonTests(Grader):
         memory_mb, file_mb: MiB of address space of a process and of memory of all, and of the largest file.
         processes: additional processes and threads of the program.
         python: the interpreter; the current one, or a container's own, if None.
-        isolation: "bubblewrap", "podman", "docker", the first that works here if "auto"; "e2b"; or a sandbox, as
+        isolation: "bubblewrap", "podman", "docker", the first that works if "auto"; "e2b", "daytona"; or a sandbox, as
             `agl.rewards.Container("docker", image=...)`. "none" has no walls: only for models that you trust.
     """
 

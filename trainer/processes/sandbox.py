@@ -58,8 +58,8 @@ class Sandbox(ABC):
         of its process.
 
         Raises:
-            OSError: the program that makes the walls cannot be started. Walls that cannot be made are
-                reported on standard error.
+            OSError: the program that makes the walls cannot be started. Walls that cannot be made, or are lost
+                later, are reported on standard error.
         """
 
 

@@ -13,6 +13,8 @@ from agl.trainer.processes.bubblewrap import Bubblewrap
 from agl.trainer.processes.container import Container
 from agl.trainer.processes.sandbox import Sandbox, Walls, piped
 
+RENTED = ("e2b", "daytona")
+
 
 class Unconfined(Sandbox):
     """No walls: limits of processor time, memory and file size are all that holds a command."""
@@ -33,9 +35,9 @@ def chosen(isolation: str | Sandbox) -> Sandbox:
     Raises:
         ConfigError: it does not work here, with the line that installs one.
     """
-    if isolation == "e2b":  # named by the user alone: it costs money
-        require('isolation="e2b"', "sandboxes")
-        isolation = importlib.import_module("agl_sandboxes").NAMED["e2b"]
+    if isolation in RENTED:  # named by the user alone: they cost money
+        require(f'isolation="{isolation}"', "sandboxes")
+        isolation = importlib.import_module("agl_sandboxes").NAMED[isolation]
     if isinstance(isolation, Sandbox):
         if problem := isolation.problem():
             raise ConfigError(f"isolation={isolation.name!r} does not work here", hint=problem)
@@ -49,7 +51,7 @@ def _named(name: str) -> Sandbox:
     known = {one.name: one for one in sandboxes}
     names = [name] if name != "auto" else [other for other in known if other != "none"]
     if not set(names) <= known.keys():
-        raise ConfigError(f"isolation={name!r} is unknown", hint=f'give "auto", {", ".join(map(repr, known))}, "e2b"')
+        raise ConfigError(f"isolation={name!r} is unknown", hint=f'give "auto" or one of {(*known, *RENTED)}')
     problems = []
     for one in names:
         if (problem := known[one].problem()) is None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
-from agl_sandboxes.rented import Machine, Rented
-
-SECONDS = 600
+from agl_sandboxes.rented import SECONDS, Machine, Rented
 
 
 class E2B(Rented):
@@ -49,10 +47,8 @@ class _Machine:
     def send(self, data: bytes) -> None:
         self._machine.commands.send_stdin(self._handle.pid, data)
 
-    def output(self) -> Iterator[str]:
-        for out, _, _ in self._handle:
-            if out:
-                yield out
+    def follow(self, output: Callable[[str], object], errors: Callable[[str], object]) -> None:
+        self._handle.wait(on_stdout=output, on_stderr=errors)
 
     def keep(self) -> None:
         self._machine.set_timeout(self._seconds)

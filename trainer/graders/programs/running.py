@@ -2,7 +2,7 @@
 
 The two have no channel to each other. What they say to one another passes through here, a question and an answer at a
 time, and the verdict is read from the judge alone. Whatever ends badly on the way is the program's failure, except for
-walls that cannot be made and tests that cannot be run.
+walls that cannot be made or are lost and tests that cannot be run.
 """
 
 from __future__ import annotations
@@ -139,14 +139,20 @@ class Cell:
         return bytes(data)
 
     def ending(self, deadline: float) -> tuple[str, str]:
-        """(how the job ended, the error that it wrote)."""
+        """(how the job ended, the error that it wrote).
+
+        Raises:
+            Unusable: its sandbox was lost.
+        """
         wait = functools.partial(_wait, deadline, select.POLLIN, self._reports)
         try:
             report = plain.parse(plain.receive(self._reports, 1 << 20, wait))
         except _Late:
             return "ran out of time", ""
-        except (EOFError, plain.Malformed):
+        except EOFError:
             return "ended its sandbox", ""
+        except plain.Malformed:  # what has made the sandbox says why it is gone
+            raise Unusable(os.read(self._reports, 4096).decode(errors="replace").strip()) from None
         self.clean = report["clean"] and report.get("status") == 0
         if "reason" in report:
             return report["reason"], ""
@@ -370,7 +376,7 @@ def _judged(candidate: Cell, judging: Cell, nonce: bytes, deadline: float) -> st
             if kind == "broken":
                 raise Unusable(text)
             for cell, last in ((judging, None), (candidate, program.END)):
-                with contextlib.suppress(OSError, _Late):
+                with contextlib.suppress(OSError, _Late, Unusable):
                     if last:
                         cell.send(last, time.monotonic() + _END_SECONDS)
                     cell.ending(time.monotonic() + _END_SECONDS)
@@ -378,7 +384,8 @@ def _judged(candidate: Cell, judging: Cell, nonce: bytes, deadline: float) -> st
         candidate.send(message, deadline)
         if (answer := candidate.receive(deadline)) is None:
             return _ended(candidate, deadline)
-        judging.send(answer, deadline)
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            judging.send(answer, deadline)
     return f"the test was {judging.ending(deadline + _GRACE_SECONDS)[0]}"
 
 
