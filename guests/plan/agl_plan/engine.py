@@ -1,0 +1,141 @@
+"""An engine with continuous batching: rows decode together, prompts go first, keys and values take room.
+
+Invariant: each row that runs gains one token an iteration; a call is neither dropped nor served twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+LONGEST = 256
+"""Iterations after which the seconds of one are computed anew, since conversations grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of each iteration; of reading all weights in it, or those of one row (fewer in a mixture of experts); of
+    computing a row meanwhile; of each token in the conversations; of each new prompt token, and pair of these."""
+
+    iteration: float = 0.0
+    read: float = 0.0
+    read_row: float = 0.0
+    row: float = 0.0
+    context: float = 0.0
+    prefill: float = 0.0
+    attention: float = 0.0
+
+    def prompt(self, cached: float, tokens: float) -> float:
+        """Seconds of a prompt whose first tokens are cached."""
+        return self.prefill * (tokens - cached) + self.attention * (tokens**2 - cached**2) / 2
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    conversation: int
+    prompt: int
+    sampled: int
+    done: asyncio.Future[None]
+    begun: float = 0.0
+
+
+class Engine:
+    """Serves calls in their order, as far as there is `room` (tokens of keys and values). Conversations that wait for a
+    tool stay cached until others need the room; the oldest goes first.
+
+    Attributes:
+        busy: seconds of work. sampled, computed: tokens of answers, and of prompts that were not cached.
+    """
+
+    def __init__(self, pace: Pace, room: float = math.inf) -> None:
+        self.pace, self._room = pace, room
+        self.busy, self.sampled, self.computed = 0.0, 0, 0
+        self._speed, self._at, self._done, self._backlog = 1.0, 0.0, 0.0, 0.0
+        self._running: list[tuple[float, int, _Call]] = []
+        self._waiting: deque[_Call] = deque()
+        self._cached: OrderedDict[int, int] = OrderedDict()
+        self._held, self._kept, self._offsets, self._served = 0, 0, 0.0, 0
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_soon(self._turn)
+
+    @property
+    def works(self) -> bool:
+        """Whether there is something to compute."""
+        return bool(self._running) or self._backlog > 0
+
+    def share(self, speed: float) -> None:
+        """Give the engine this share of its device from now on; with 0 it sleeps."""
+        if speed != self._speed:
+            self._advance()
+            self._speed = speed
+            self._plan()
+
+    async def sample(self, conversation: int, prompt: int, sampled: int) -> None:
+        """Return when a conversation of `prompt` tokens has its `sampled` next ones."""
+        self._waiting.append(call := _Call(conversation, prompt, sampled, self._loop.create_future()))
+        self._plan()
+        await call.done
+
+    def updated(self, *, rebuild: bool) -> None:
+        """The weights have changed: cached conversations are void; with `rebuild`, running ones are computed again."""
+        self._advance()
+        self._cached.clear()
+        self._kept = 0
+        for _, _, call in self._running if rebuild else ():
+            self._backlog += self.pace.prompt(0, call.prompt + self._done - call.begun)
+        self._plan()
+
+    def _plan(self) -> None:
+        """Look once when all that happens at this moment has happened."""
+        self._timer.cancel()
+        self._timer = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._advance()
+        while self._waiting and self._admit(self._waiting[0]):
+            self._waiting.popleft()
+        if self.works and self._speed > 0:
+            left = min(self._running[0][0] - self._done, LONGEST) * self._iteration() if self._running else 0.0
+            self._timer = self._loop.call_later((self._backlog + left) / self._speed, self._turn)
+
+    def _iteration(self) -> float:
+        pace, rows = self.pace, len(self._running)
+        weights = max(min(pace.read, pace.read_row * rows), pace.row * rows)
+        return max(pace.iteration + weights + pace.context * (self._offsets + rows * self._done), 1e-12)
+
+    def _advance(self) -> None:
+        """Bring the work up to now, and end the calls that have all their tokens."""
+        work, self._at = (self._loop.time() - self._at) * self._speed, self._loop.time()
+        if self.works:
+            self.busy += work
+            prefill = min(work, self._backlog)
+            self._backlog = max(0.0, self._backlog - prefill - 1e-12)
+            if self._running:
+                self._done = min(self._done + (work - prefill) / self._iteration(), self._running[0][0])
+        while self._running and self._running[0][0] <= self._done + 1e-6:
+            call = heapq.heappop(self._running)[2]
+            tokens = self._cached[call.conversation] = call.prompt + call.sampled
+            self._held, self._kept = self._held - tokens, self._kept + tokens
+            self._offsets -= call.prompt - call.begun
+            self.sampled += call.sampled
+            call.done.set_result(None)
+
+    def _admit(self, call: _Call) -> bool:
+        """Begin a call if there is room beside those that run."""
+        tokens = call.prompt + call.sampled
+        if self._held + tokens > self._room and self._running:
+            return False
+        cached = self._cached.pop(call.conversation, 0)
+        self._kept -= cached
+        while self._cached and self._held + self._kept + tokens > self._room:
+            self._kept -= self._cached.popitem(last=False)[1]
+        self._held, self._served, call.begun = self._held + tokens, self._served + 1, self._done
+        # Of a conversation that was rewritten, the prompt may be shorter than what is cached.
+        self.computed += call.prompt - (known := min(cached, call.prompt))
+        self._backlog += self.pace.prompt(known, call.prompt)
+        self._offsets += call.prompt - call.begun
+        heapq.heappush(self._running, (self._done + call.sampled, self._served, call))
+        return True

@@ -1,0 +1,133 @@
+"""What agents do: rollouts of turns, drawn from a description or from a finished run.
+
+Invariant: a rollout is the same in every simulation with its seed, so layouts are compared on equal work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agl.errors import ConfigError
+from agl.options import checked_options
+from agl.trainer.store.base import Store
+
+
+class Turn(NamedTuple):
+    """A call: tokens that are new in its prompt, tokens of its answer, seconds until the next call can start."""
+
+    new: int
+    sampled: int
+    tool: float
+
+
+@checked_options
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A step's rollouts: of `batch_size` tasks, `group_size` each.
+
+    Attributes:
+        prompt, answer, result: tokens of a task, of an answer and of a tool's result; turns: of a rollout; on average.
+        spread: standard deviation of the logarithms of answers and turns; 0: all are alike.
+        max_answer, max_turns, max_context: a rollout ends there.
+        tools: (seconds, share of the tool calls) each. recorded: rollouts of a finished run to draw from instead.
+    """
+
+    batch_size: int = 16
+    group_size: int = 8
+    prompt: int = 500
+    answer: float = 200
+    result: int = 200
+    turns: float = 5
+    spread: float = 0.5
+    max_answer: int = 8192
+    max_turns: int = 100
+    max_context: int = 8192
+    tools: tuple[tuple[float, float], ...] = ((0.5, 1.0),)
+    recorded: Sequence[Sequence[Turn]] = field(default=(), repr=False)
+
+    def rollout(self, seed: int, group: int, member: int) -> Sequence[Turn]:
+        """The turns of one rollout."""
+        random = np.random.default_rng([seed, group, member])
+        if self.recorded:
+            return self.recorded[int(random.integers(len(self.recorded)))]
+
+        def drawn(mean: float, most: int) -> int:
+            value = mean * np.exp(self.spread * random.standard_normal() - self.spread**2 / 2)
+            return max(1, min(most, round(value)))
+
+        seconds, shares = zip(*self.tools, strict=True)
+        turns: list[Turn] = []
+        context, new = 0, self.prompt
+        for left in reversed(range(drawn(self.turns, self.max_turns))):
+            sampled = min(drawn(self.answer, self.max_answer), self.max_context - context - new)
+            if sampled < 1:
+                break
+            turns.append(Turn(new, sampled, float(random.choice(seconds, p=shares)) if left else 0.0))
+            context, new = context + new + sampled, self.result
+        return turns
+
+
+def tool_times(text: str) -> tuple[tuple[float, float], ...]:
+    """The mixture that "0.05,5:0.02" describes: 5 s in 2 % of the calls, 0.05 s in all others.
+
+    Raises:
+        ConfigError: it describes none.
+    """
+    try:
+        pairs = [[float(number) for number in part.split(":")] for part in text.split(",")]
+        rest = 1.0 - sum(share for _, share in (pair for pair in pairs if len(pair) > 1))
+        times = tuple((pair[0], pair[1] if len(pair) > 1 else rest) for pair in pairs)
+        if min(map(min, times)) >= 0 and abs(sum(share for _, share in times) - 1) < 1e-9:
+            return times
+    except ValueError:
+        pass
+    hint = "--tool 0.05,5:0.02 is 0.05 s, and 5 s in 2 % of the calls"
+    raise ConfigError(f"--tool {text}: no seconds whose shares add up to 1", hint=hint)
+
+
+async def recorded(store: Store) -> tuple[Any, dict[str, float], Workload]:
+    """(the newest run of a store, means of its steps' metrics, its rollouts). "token" among the metrics: seconds for
+    each token sampled, of those in which a rollout is in no tool, so that engine, gateway or agents compute.
+
+    Raises:
+        ConfigError: no run with rollouts and `max_staleness=0` is in it.
+    """
+    hint = "--from DIRECTORY of a run that trained some steps with max_staleness=0, so that its phases do not overlap"
+    run = next((run for run in await store.query_runs() if run.step and "algorithm.batch_size" in run.config), None)
+    if run is None or run.config.get("algorithm.max_staleness"):
+        raise ConfigError("there is no such run" if run is None else f"{run.run_id} is not synchronous", hint=hint)
+    seconds: dict[str, float] = {}
+    for metric in await store.query_metrics([run.run_id]):
+        seconds[metric.name] = seconds.get(metric.name, 0.0) + (metric.value or 0.0) / run.step
+    ids = [r.rollout_id for r in await store.query_rollouts(run_id=run.run_id, mode="train", status=["succeeded"])]
+    rollouts, edges = [], []
+    for calls, spans in [(await store.query_calls(i), await store.query_spans(i)) for i in ids]:
+        last = [[of for of in both if of.attempt == calls[-1].attempt] for both in (calls, spans) if calls]
+        if last and last[1]:
+            turns, active = _turns(*last)
+            rollouts.append(turns)
+            edges += [(at, sign) for a, b in active for at, sign in ((a, 1), (b, -1))]
+    if not rollouts:
+        raise ConfigError(f"{run.run_id} has no rollouts in this store", hint=hint)
+    busy, active_now, since = 0.0, 0, 0.0
+    for at, sign in sorted(edges):
+        busy, active_now, since = busy + (at - since) * (active_now > 0), active_now + sign, at
+    seconds["token"] = busy / sum(turn.sampled for turns in rollouts for turn in turns)
+    sizes = (int(run.config[f"algorithm.{name}"]) for name in ("batch_size", "group_size"))
+    return run, seconds, Workload(*sizes, recorded=rollouts)
+
+
+def _turns(calls: Sequence[Any], spans: Sequence[Any]) -> tuple[list[Turn], list[tuple[float, float]]]:
+    """(turns, times in no tool) of an attempt."""
+    turns, active, context, since, end = [], [], 0, min(s.start for s in spans), max(s.end for s in spans)
+    for call, until in zip(calls, [*(call.started_at for call in calls[1:]), end], strict=True):
+        tools = [s for s in spans if s.operation == "execute_tool" and call.ended_at <= s.start and s.end <= until]
+        began, ended = min((s.start for s in tools), default=until), max((s.end for s in tools), default=until)
+        turns.append(Turn(call.prompt_ids.size - context, max(1, call.response_ids.size), ended - began))
+        active.append((since, began))
+        context, since = call.prompt_ids.size + call.response_ids.size, ended
+    return turns, [*active, (since, end)]
