@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from agl.texts import printable
 from agl.trainer.cli.options import Json, write_json
 
 LEFT_OUT = (
@@ -18,9 +17,7 @@ COLUMNS = ("layout", "staleness", "devices", "GiB learning", "sampling", "s a st
 
 def plan(
     model: Annotated[str, typer.Option(help="Directory or hub id, of which config.json is read; or a size.")] = "7B",
-    machine: Annotated[
-        str, typer.Option(help="a100, h100, h200, rtx4090, or flops=...,memory=...,bandwidth=...,price=... of one.")
-    ] = "h100",
+    machine: Annotated[str, typer.Option(help="Kind of GPU: a100, h100, h200 or rtx4090.")] = "h100",
     run: Annotated[
         str, typer.Option("--from", help="Synchronous run whose rollouts and speed to take.", metavar="RUN_DIR")
     ] = "",
@@ -28,7 +25,7 @@ def plan(
     max_staleness: Annotated[list[int] | None, typer.Option(help="Repeatable (default: 0, 1, 2, 4).", min=0)] = None,
     tool: Annotated[str, typer.Option(help="Seconds of tools; 0.05,5:0.02 is 5 s in 2 % of the calls.")] = "0.5",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="A number that the output names.", metavar="NAME=VALUE")
+        list[str] | None, typer.Option("--set", help="Any number that the output names.", metavar="NAME=VALUE")
     ] = None,
     json_file: Json = None,
 ) -> None:
@@ -40,13 +37,13 @@ def plan(
     from agl.trainer.report.terminal import console
     from agl_plan import plan as planning
 
-    values, staleness = planning.numbers(settings or [], "--set"), max_staleness or [0, 1, 2, 4]
+    values, staleness = planning.numbers(settings or []), max_staleness or [0, 1, 2, 4]
     if run:
         reject_unknown(values, ("steps",), "--set with --from")
         facts, rows = planning.measured(run, staleness, **values)
     else:
-        of = planning.request(model, machine, tool, values)
-        facts, rows = planning.plan(of, layout or ["local", "vllm", "verl"], staleness)
+        of = planning.model(model), *planning.parts(machine, tool, values)
+        facts, rows = planning.computed_from(*of), planning.plan(*of, layout or ["local", "vllm", "verl"], staleness)
     write_json(json_file, {"computed_from": facts, "left_out": LEFT_OUT, "layouts": rows})
     table = Table(box=None, pad_edge=False)
     for column in COLUMNS:
@@ -59,5 +56,7 @@ def plan(
     out = console()
     out.width = out.width if out.is_terminal else PIPED_WIDTH
     out.print(table)
-    typer.echo(printable(f"computed from {', '.join(f'{name}={value}' for name, value in facts.items())}"))
-    typer.echo(f"left out: {LEFT_OUT}")
+    out.print(
+        f"computed from {', '.join(f'{n}={v:g}' if isinstance(v, float) else f'{n}={v}' for n, v in facts.items())}"
+    )
+    out.print(f"left out: {LEFT_OUT}")

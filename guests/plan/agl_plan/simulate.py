@@ -122,24 +122,6 @@ class _Training:
         return group, turns
 
 
-class _FirstEnded:
-    """verl's rule in place of `Ahead`."""
-
-    def __init__(self, training: _Training, extra: int) -> None:
-        self._training, self._extra = training, extra
-        self._begun: list[asyncio.Task[None]] = []
-        self._ended: asyncio.Queue[list[Any]] = asyncio.Queue()
-
-    async def take(self, step: int) -> list[Any]:
-        size = self._training.source.batches.batch_size
-        for number in range(len(self._begun), min(step + 1 + self._extra, self._training.source.steps) * size):
-            self._begun.append(asyncio.create_task(self._group(*divmod(number, size))))
-        return [rollout for _ in range(size) for rollout in await self._ended.get()]
-
-    async def _group(self, step: int, place: int) -> None:
-        self._ended.put_nowait(await self._training.rollouts([place], step, place))
-
-
 def run(layout: Layout, workload: Workload, steps: int, seed: int = 0) -> Outcome:
     """Simulate a run of some steps."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -148,12 +130,20 @@ def run(layout: Layout, workload: Workload, steps: int, seed: int = 0) -> Outcom
 
 async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Outcome:
     training: Any = _Training(layout, workload, steps, seed)
-    engines, loop = training.engines, asyncio.get_running_loop()
-    groups = _FirstEnded(training, layout.staleness) if layout.verl else (
-        Ahead(training, {"next": 0}) if layout.staleness > 1 else None)  # fmt: skip
+    engines, loop, size = training.engines, asyncio.get_running_loop(), workload.batch_size
+    in_flight = Ahead(training, {"next": 0}) if layout.staleness > 1 and not layout.verl else None
+    begun: list[asyncio.Task[None]] = []
+    ended: asyncio.Queue[list[Any]] = asyncio.Queue()
+
+    async def begin(step: int, place: int) -> None:
+        ended.put_nowait(await training.rollouts([place], step, place))
 
     async def sampled(step: int) -> list[Any]:
-        return await (groups.take(step) if groups else training.rollouts(range(workload.batch_size), step))
+        for number in range(len(begun), min(step + 1 + layout.staleness, steps) * size if layout.verl else 0):
+            begun.append(asyncio.create_task(begin(*divmod(number, size))))
+        if layout.verl:
+            return [rollout for _ in range(size) for rollout in await ended.get()]
+        return await (in_flight.take(step) if in_flight else training.rollouts(range(size), step))
 
     seconds, taken, busy = [], [], 0.0
     ahead: asyncio.Task[list[Any]] | None = None
@@ -166,7 +156,7 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Out
         work = layout.update + layout.token * sum(lengths) + layout.pair * sum(n * n / 2 for n in lengths)
         busy += work * layout.learning
         await _learn(layout, engines, work)
-        if ahead is not None and groups is None:
+        if ahead is not None and not layout.verl and in_flight is None:
             # All of its calls are of the weights before this update.
             await asyncio.wait([ahead])
         for engine in engines:
@@ -187,8 +177,8 @@ async def _learn(layout: Layout, engines: Sequence[Engine], work: float) -> None
     slices = SLICES if layout.sharing == "shared" else 1
     for _ in range(slices):
         half = layout.sharing == "shared" and any(engine.works for engine in engines)
-        for engine in engines:
-            engine.share(0.0 if layout.sharing == "turns" else 0.5 if half else 1.0)
+        for engine in engines if layout.sharing != "separate" else ():
+            engine.share(0.5 if half else 0.0)
         await asyncio.sleep(work / slices / (0.5 if half else 1.0))
     for engine in engines:
         engine.share(1.0)
