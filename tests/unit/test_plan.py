@@ -14,10 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agl_plan.engine import Engine, Pace
-from agl_plan.plan import MACHINES, Model, Site, lay_out, model, plan
-from agl_plan.simulate import Layout, VirtualLoop, run
-from agl_plan.workload import Turn, Workload, tool_times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paths import ROOT
@@ -26,6 +22,10 @@ from typer.testing import CliRunner
 
 from agl.errors import ConfigError
 from agl.trainer.cli.app import app
+from agl_plan.engine import Engine, Pace
+from agl_plan.plan import MACHINES, Model, Site, lay_out, model
+from agl_plan.simulate import Layout, VirtualLoop, run
+from agl_plan.workload import Turn, Workload, tool_times
 
 ALIKE = Workload(batch_size=2, group_size=4, prompt=100, answer=50, turns=1, spread=0.0, tools=((0.0, 1.0),))
 """Rollouts of equal length without tools."""
@@ -62,7 +62,6 @@ def test_without_tools_and_with_equal_lengths_a_step_is_the_sum_of_its_parts() -
     learning = 3.0 + 8 * 0.001 * 150 + 8 * 1e-6 * 150**2 / 2
     assert came.seconds == pytest.approx([prefill + decode + learning + 0.5] * 3, rel=1e-9)
     assert came.idle == pytest.approx(0.5 / (prefill + decode + learning + 0.5), rel=1e-9)
-    assert came.total(10) == pytest.approx(10 * came.seconds[0])
 
 
 def test_one_step_ahead_on_separate_devices_takes_the_longer_of_the_two() -> None:
@@ -251,7 +250,7 @@ def test_json_alone_goes_to_stdout() -> None:
     words = ["plan", "--layout", "verl", "--set", "gpus=8", "--set", "steps=2", "--json"]
     code = f"import sys; sys.argv = ['agl', *{words}]; from agl.trainer.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert [row["layout"] for row in json.loads(done.stdout)["layouts"]][0] == "verl sync"
+    assert json.loads(done.stdout)["layouts"][0]["layout"] == "verl sync"
 
 
 @pytest.mark.parametrize(

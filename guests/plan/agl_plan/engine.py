@@ -10,6 +10,7 @@ import heapq
 import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 LONGEST = 256
 """Iterations after which the seconds of one are computed anew, since conversations grow."""
@@ -33,13 +34,11 @@ class Pace:
         return self.prefill * (tokens - cached) + self.attention * (tokens**2 - cached**2) / 2
 
 
-@dataclass(slots=True, eq=False)
-class _Call:
+class _Call(NamedTuple):
     conversation: int
     prompt: int
     sampled: int
     done: asyncio.Future[None]
-    begun: float = 0.0
 
 
 class Engine:
@@ -61,17 +60,11 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_soon(self._turn)
 
-    @property
-    def works(self) -> bool:
-        """Whether there is something to compute."""
-        return bool(self._running) or self._backlog > 0
-
     def share(self, speed: float) -> None:
         """Give the engine this share of its device from now on; with 0 it sleeps."""
-        if speed != self._speed:
-            self._advance()
-            self._speed = speed
-            self._plan()
+        self.advance()
+        self._speed = speed
+        self._plan()
 
     async def sample(self, conversation: int, prompt: int, sampled: int) -> None:
         """Return when a conversation of `prompt` tokens has its `sampled` next ones."""
@@ -81,12 +74,11 @@ class Engine:
 
     def updated(self, *, rebuild: bool) -> None:
         """The weights have changed: cached conversations are void; with `rebuild`, running ones are computed again."""
-        self._advance()
+        self.advance()
         self._cached.clear()
         self._kept = 0
-        for _, _, call in self._running if rebuild else ():
-            self._backlog += self.pace.prompt(0, call.prompt + self._done - call.begun)
-        self._plan()
+        for end, _, call in self._running if rebuild else ():
+            self._backlog += self.pace.prompt(0, call.prompt + call.sampled + self._done - end)
 
     def _plan(self) -> None:
         """Look once when all that happens at this moment has happened."""
@@ -94,10 +86,10 @@ class Engine:
         self._timer = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._advance()
+        self.advance()
         while self._waiting and self._admit(self._waiting[0]):
             self._waiting.popleft()
-        if self.works and self._speed > 0:
+        if (self._running or self._backlog) and self._speed:
             left = min(self._running[0][0] - self._done, LONGEST) * self._iteration() if self._running else 0.0
             self._timer = self._loop.call_later((self._backlog + left) / self._speed, self._turn)
 
@@ -106,20 +98,20 @@ class Engine:
         weights = max(min(pace.read, pace.read_row * rows), pace.row * rows)
         return max(pace.iteration + weights + pace.context * (self._offsets + rows * self._done), 1e-12)
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
         """Bring the work up to now, and end the calls that have all their tokens."""
         work, self._at = (self._loop.time() - self._at) * self._speed, self._loop.time()
-        if self.works:
+        if self._running or self._backlog:
             self.busy += work
             prefill = min(work, self._backlog)
             self._backlog = max(0.0, self._backlog - prefill - 1e-12)
             if self._running:
                 self._done = min(self._done + (work - prefill) / self._iteration(), self._running[0][0])
         while self._running and self._running[0][0] <= self._done + 1e-6:
-            call = heapq.heappop(self._running)[2]
+            end, _, call = heapq.heappop(self._running)
             tokens = self._cached[call.conversation] = call.prompt + call.sampled
             self._held, self._kept = self._held - tokens, self._kept + tokens
-            self._offsets -= call.prompt - call.begun
+            self._offsets -= tokens - end
             self.sampled += call.sampled
             call.done.set_result(None)
 
@@ -132,10 +124,10 @@ class Engine:
         self._kept -= cached
         while self._cached and self._held + self._kept + tokens > self._room:
             self._kept -= self._cached.popitem(last=False)[1]
-        self._held, self._served, call.begun = self._held + tokens, self._served + 1, self._done
+        self._held, self._served = self._held + tokens, self._served + 1
         # Of a conversation that was rewritten, the prompt may be shorter than what is cached.
         self.computed += call.prompt - (known := min(cached, call.prompt))
         self._backlog += self.pace.prompt(known, call.prompt)
-        self._offsets += call.prompt - call.begun
+        self._offsets += call.prompt - self._done
         heapq.heappush(self._running, (self._done + call.sampled, self._served, call))
         return True

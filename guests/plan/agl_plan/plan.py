@@ -158,8 +158,10 @@ def plan(
     if all(layout is None for layout, _ in laid_out):
         hint = _fitting(model, workload, site, *wanted[0])
         raise ConfigError(f"{model.name}, {wanted[0][0]}: {laid_out[0][1]['note']}", hint=hint)
-    times = (site.steps, site.seed, site.price)
-    return [row | (timed(layout, workload, *times) if layout else {}) for layout, row in laid_out]
+    return [
+        row | (timed(layout, workload, site.steps, site.seed, site.price * row["devices"]) if layout else {})
+        for layout, row in laid_out
+    ]
 
 
 def measured(place: str, staleness: Sequence[int], steps: int = 0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -184,10 +186,12 @@ def measured(place: str, staleness: Sequence[int], steps: int = 0) -> tuple[dict
 def timed(layout: Layout, workload: Workload, steps: int, seed: int = 0, price: float = 0.0) -> dict[str, Any]:
     """Of a row: "seconds" of a step, "idle" share of devices' time, "tokens_per_second" of answers, "hours", "usd"."""
     came = run(layout, workload, min(steps, SIMULATED), seed)
-    hours = came.total(steps) / 3600
+    # Further steps are like those between the first and the last.
+    between = came.seconds[1:-1] or came.seconds
+    hours = (sum(came.seconds) + (steps - len(came.seconds)) * sum(between) / len(between)) / 3600
     return {
         "seconds": 3600 * hours / steps, "idle": came.idle, "tokens_per_second": came.sampled / sum(came.seconds),
-        "hours": hours, "usd": hours * price * layout.devices,
+        "hours": hours, "usd": hours * price,
     }  # fmt: skip
 
 

@@ -18,9 +18,6 @@ from agl.trainer.run.batches import Batches
 from agl_plan.engine import Engine, Pace
 from agl_plan.workload import Turn, Workload
 
-SLICES = 50
-"""Parts of an update; before each, the shares of a shared device are set anew."""
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -50,11 +47,6 @@ class Layout:
     verl: bool = False
     workers: float = math.inf
 
-    @property
-    def devices(self) -> int:
-        """All of them."""
-        return self.sampling + (self.learning if self.sharing == "separate" else 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -66,11 +58,6 @@ class Outcome:
     sampled: int
     computed: int
     groups: list[list[int]]
-
-    def total(self, steps: int) -> float:
-        """Seconds of a run of this many steps; further ones are like those between the first and the last."""
-        between = self.seconds[1:-1] or self.seconds
-        return sum(self.seconds) + (steps - len(self.seconds)) * sum(between) / len(between)
 
 
 class _Selector(selectors.DefaultSelector):
@@ -168,17 +155,21 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Out
         taken.append(sorted({group for group, _ in rollouts}))
         seconds.append(loop.time() - began)
     busy += sum(engine.busy for engine in engines) / layout.engines * layout.sampling
-    idle = 1.0 - busy / (sum(seconds) * layout.devices or 1.0)
+    devices = layout.sampling + layout.learning * (layout.sharing == "separate")
+    idle = 1.0 - busy / (sum(seconds) * devices or 1.0)
     return Outcome(seconds, idle, sum(e.sampled for e in engines), sum(e.computed for e in engines), taken)
 
 
 async def _learn(layout: Layout, engines: Sequence[Engine], work: float) -> None:
     """Wait for an update of `work` seconds, which takes from the engines what it needs."""
-    slices = SLICES if layout.sharing == "shared" else 1
-    for _ in range(slices):
-        half = layout.sharing == "shared" and any(engine.works for engine in engines)
-        for engine in engines if layout.sharing != "separate" else ():
-            engine.share(0.5 if half else 0.0)
-        await asyncio.sleep(work / slices / (0.5 if half else 1.0))
+    for engine in engines:
+        engine.share({"turns": 0.0, "shared": 0.5, "separate": 1.0}[layout.sharing])
+    while work > 1e-9:
+        before = sum(engine.busy for engine in engines)
+        await asyncio.sleep(work)
+        for engine in engines:
+            engine.advance()
+        # What the engines of a shared device have done meanwhile, the learner has not.
+        work = (sum(engine.busy for engine in engines) - before) * (layout.sharing == "shared") / len(engines)
     for engine in engines:
         engine.share(1.0)
