@@ -20,7 +20,7 @@ SIMULATED = 12
 """Steps of a longer run that are simulated."""
 VERL = {"verl sync": 0, "verl colocate_async": 1, "verl separate_async": 1}
 """Layout -> batches in flight beyond a step's own (`num_warmup_batches`)."""
-MACHINES = {
+MACHINES: dict[str, dict[str, Any]] = {
     "a100": {"flops": 312e12, "memory": 80e9, "bandwidth": 2.04e12, "price": 1.5},
     "h100": {"flops": 989e12, "memory": 80e9, "bandwidth": 3.35e12, "price": 2.5},
     "h200": {"flops": 989e12, "memory": 141e9, "bandwidth": 4.8e12, "price": 3.5},
@@ -41,6 +41,7 @@ class Site:
         iteration: seconds of an engine's iteration besides. switch: seconds between sampling and learning in turns.
         transfer: bytes a second of new weights to the engines.
         gpu_memory: share of a GPU that vLLM takes. reserved: bytes of it for neither weights nor keys and values.
+        tensor_parallel: GPUs of an engine, 0 for as few as hold the weights twice.
         pass_tokens: of a forward pass of an update. lora: rank of an adapter, 0 for none.
     """
 
@@ -57,6 +58,7 @@ class Site:
     transfer: float = 10e9
     gpu_memory: float = 0.5
     reserved: float = 2e9
+    tensor_parallel: int = 0
     pass_tokens: int = 16384
     lora: int = 0
     steps: int = 200
@@ -109,7 +111,7 @@ def model(name: str) -> Model:
         # Heads of 128 numbers, a fourth as many for keys, an MLP 3.5 times as wide, about as many layers as heads.
         size = float(name[:-1]) * 1e9 / 2**14
         n = min(range(4, 129, 4), key=lambda n: abs(13 * n**3 + 2004 * n - size))
-        shape = {"num_attention_heads": n, "num_key_value_heads": n // 4, "vocab_size": 128256}
+        shape: dict[str, Any] = {"num_attention_heads": n, "num_key_value_heads": n // 4, "vocab_size": 128256}
         shape |= {"num_hidden_layers": max(1, round((size - 2004 * n) / (13 * n * n)))}
         return Model(name, LlamaConfig(hidden_size=128 * n, intermediate_size=448 * n, **shape))
     directory = model_directory(os.path.expanduser(name))
@@ -174,8 +176,8 @@ def measured(place: str, staleness: Sequence[int], steps: int = 0) -> tuple[dict
     publish = seconds.get("seconds/publishing", 0.0)
     # What a step takes besides: updates, rewards, rows and records.
     update = seconds["seconds"] - seconds["seconds/sampling"] - publish
-    layout = Layout(0, Pace(row=seconds["token"]), update=update, publish=publish, workers=of.config["n_workers"])
-    facts = {"run": of.run_id, "rollouts": len(workload.recorded), "token": seconds["token"], "update": update}
+    layout = Layout(0, Pace(row=seconds["busy"]), update=update, publish=publish, workers=of.config["n_workers"])
+    facts = {"run": of.run_id, "rollouts": len(workload.recorded), "busy": seconds["busy"], "update": update}
     empty = {"layout": "local", "devices": 1, "learning": None, "sampling": None, "note": ""}
     rows = [
         empty | {"staleness": k} | timed(replace(layout, staleness=k), workload, steps or of.step) for k in staleness
@@ -213,7 +215,8 @@ def lay_out(
     tp, share, sampling, room = 1, 0.0, resident, 0.45 * (site.memory - resident)
     if name != "local":
         share = site.memory * (0.9 if separate else site.gpu_memory)
-        tp = next((n for n in (1, 2, 4, 8) if weights / n <= share / 2 or 2 * n > samplers), 8)
+        enough = next((n for n in (1, 2, 4, 8) if weights / n <= share / 2 or 2 * n > samplers), 8)
+        tp = site.tensor_parallel or enough
         room = (share - site.reserved) * tp - weights
         sampling, learning = share + resident * (not verl), learning + share * (name == "vllm" and staleness > 0)
     row = {"layout": name, "staleness": staleness, "devices": devices, "learning": learning, "sampling": sampling}

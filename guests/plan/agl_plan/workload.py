@@ -90,8 +90,10 @@ def tool_times(text: str) -> tuple[tuple[float, float], ...]:
 
 
 async def recorded(store: Store) -> tuple[Any, dict[str, float], Workload]:
-    """(the newest run of a store, means of its steps' metrics, its rollouts). "token" among the metrics: seconds for
-    each token sampled, of those in which a rollout is in no tool, so that engine, gateway or agents compute.
+    """(the newest run of a store, means of its steps' metrics, its rollouts).
+
+    A rollout's turns have no tokens, but the milliseconds from tool to tool, in which engine, gateway or agent compute;
+    "busy" among the metrics is how many seconds pass for each, since rollouts compute at once.
 
     Raises:
         ConfigError: no run with rollouts and `max_staleness=0` is in it.
@@ -100,34 +102,24 @@ async def recorded(store: Store) -> tuple[Any, dict[str, float], Workload]:
     run = next((run for run in await store.query_runs() if run.step and "algorithm.batch_size" in run.config), None)
     if run is None or run.config.get("algorithm.max_staleness"):
         raise ConfigError("there is no such run" if run is None else f"{run.run_id} is not synchronous", hint=hint)
-    seconds: dict[str, float] = {}
+    means: dict[str, float] = {}
     for metric in await store.query_metrics([run.run_id]):
-        seconds[metric.name] = seconds.get(metric.name, 0.0) + (metric.value or 0.0) / run.step
-    ids = [r.rollout_id for r in await store.query_rollouts(run_id=run.run_id, mode="train", status=["succeeded"])]
+        means[metric.name] = means.get(metric.name, 0.0) + (metric.value or 0.0) / run.step
     rollouts, edges = [], []
-    for calls, spans in [(await store.query_calls(i), await store.query_spans(i)) for i in ids]:
-        last = [[of for of in both if of.attempt == calls[-1].attempt] for both in (calls, spans) if calls]
-        if last and last[1]:
-            turns, active = _turns(*last)
-            rollouts.append(turns)
-            edges += [(at, sign) for a, b in active for at, sign in ((a, 1), (b, -1))]
-    if not rollouts:
+    for rollout in await store.query_rollouts(run_id=run.run_id, mode="train", status=["succeeded"]):
+        spans = await store.query_spans(rollout.rollout_id, rollout.attempts)
+        turns, since, end = [], min((s.start for s in spans), default=0.0), max((s.end for s in spans), default=0.0)
+        for began, ended in [*((s.start, s.end) for s in spans if s.operation == "execute_tool"), (end, end)]:
+            # Tools that run at once are one.
+            turns.append(Turn(0, round(1000 * max(0.0, began - since)), max(0.0, ended - max(since, began))))
+            edges += [(since, 1), (max(since, began), -1)]
+            since = max(since, ended)
+        rollouts.append([turn._replace(sampled=max(1, turn.sampled)) for turn in turns])
+    if not any(sampled for turns in rollouts for _, sampled, _ in turns):
         raise ConfigError(f"{run.run_id} has no rollouts in this store", hint=hint)
-    busy, active_now, since = 0.0, 0, 0.0
+    busy, at_once, since = 0.0, 0, 0.0
     for at, sign in sorted(edges):
-        busy, active_now, since = busy + (at - since) * (active_now > 0), active_now + sign, at
-    seconds["token"] = busy / sum(turn.sampled for turns in rollouts for turn in turns)
-    sizes = (int(run.config[f"algorithm.{name}"]) for name in ("batch_size", "group_size"))
-    return run, seconds, Workload(*sizes, recorded=rollouts)
-
-
-def _turns(calls: Sequence[Any], spans: Sequence[Any]) -> tuple[list[Turn], list[tuple[float, float]]]:
-    """(turns, times in no tool) of an attempt."""
-    turns, active, context, since, end = [], [], 0, min(s.start for s in spans), max(s.end for s in spans)
-    for call, until in zip(calls, [*(call.started_at for call in calls[1:]), end], strict=True):
-        tools = [s for s in spans if s.operation == "execute_tool" and call.ended_at <= s.start and s.end <= until]
-        began, ended = min((s.start for s in tools), default=until), max((s.end for s in tools), default=until)
-        turns.append(Turn(call.prompt_ids.size - context, max(1, call.response_ids.size), ended - began))
-        active.append((since, began))
-        context, since = call.prompt_ids.size + call.response_ids.size, ended
-    return turns, [*active, (since, end)]
+        busy, at_once, since = busy + (at - since) * (at_once > 0), at_once + sign, at
+    means["busy"] = busy / sum(turn.sampled for turns in rollouts for turn in turns)
+    sizes = run.config["algorithm.batch_size"], run.config["algorithm.group_size"]
+    return run, means, Workload(*sizes, recorded=rollouts)
