@@ -102,10 +102,17 @@ def as_published(model: Model, workload: Workload, site: Site, published: float)
     return replace(site, learn=(low * high) ** 0.5)
 
 
-@pytest.mark.parametrize(("spread", "answer"), [(0.5, 12730.0), (0.7, 13190.0), (0.9, 14390.0)])
+@pytest.mark.parametrize(
+    ("spread", "answer"),
+    [
+        (0.7, 13190.0),
+        pytest.param(0.5, 12730.0, marks=pytest.mark.slow),
+        pytest.param(0.9, 14390.0, marks=pytest.mark.slow),
+    ],
+)
 def test_verl_colocate_async(spread: float, answer: float) -> None:
-    """22.79 h synchronous, 14.72 h asynchronous, 150 steps of 64 x 8 answers of 12,720 tokens on average, at most 32,768, on
-    32 GPUs with tensor parallelism 4. Not published: how lengths spread, and how long updates take."""
+    """22.79 h synchronous, 14.72 h asynchronous, 150 steps of 64 x 8 answers of 12,720 tokens on average, at most
+    32,768, on 32 GPUs with tensor parallelism 4. Not published: how lengths spread, and how long updates take."""
     workload = Workload(
         64, 8, prompt=150, answer=answer, turns=1, spread=spread, max_answer=32768, max_turns=1, max_context=34816
     )
@@ -119,28 +126,23 @@ def test_verl_colocate_async(spread: float, answer: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("learn", "answer", "result"), [(0.15, 150.0, 450), (0.07, 150.0, 450), (0.15, 250.0, 700)])
-def test_uni_agent_is_no_prediction(learn: float, answer: float, result: int) -> None:
-    """95.6 h synchronous, 45.8 h asynchronous with partial rollouts, 200 steps on 64 A100, about 38 turns, at most 100. Not
-    published: tokens of turns, seconds of tools, how long updates take, who samples. The first case is consistent with both,
-    and others are not."""
+@pytest.mark.parametrize(
+    ("learn", "answer", "result", "seconds"),
+    [(0.15, 150.0, 450, 6.3), (0.07, 150.0, 450, 3.5), (0.15, 200.0, 550, 4.7)],
+)
+def test_uni_agent_is_no_prediction(learn: float, answer: float, result: int, seconds: float) -> None:
+    """95.6 h synchronous, 45.8 h asynchronous with partial rollouts, 200 steps on 64 A100, about 38 turns, at most 100.
+    Not published: tokens of turns, seconds of tools (here such that the synchronous run takes as long), how long
+    updates take, who samples. The first case agrees with both numbers, others do not."""
     site = Site(
         **MACHINES["a100"] | {"memory": 100e9}, gpus=64, steps=200, learn=learn, gpu_memory=0.56, tensor_parallel=4
     )
-
-    def workload(seconds: float) -> Workload:
-        return Workload(
-            64, 8, prompt=3000, answer=answer, result=result, turns=38, max_turns=100, max_context=131072,
-            tools=((seconds, 0.95), (12 * seconds, 0.05)),
-        )  # fmt: skip
-
-    low, high = 0.1, 20.0
-    for _ in range(6):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if hours(AGENTS, workload(middle), site, "verl sync", 2) > 95.6 else (middle, high)
-    of = workload((low * high) ** 0.5)
-    ours = [hours(AGENTS, of, site, name, 5) for name in ("verl sync", "verl separate_async")]
-    if (learn, answer) == (0.15, 150.0):
-        assert ours == pytest.approx([95.6, 45.8], rel=0.2)
+    workload = Workload(
+        64, 8, prompt=3000, answer=answer, result=result, turns=38, max_turns=100, max_context=131072,
+        tools=((seconds, 0.95), (12 * seconds, 0.05)),
+    )  # fmt: skip
+    ours = [hours(AGENTS, workload, site, "verl sync"), hours(AGENTS, workload, site, "verl separate_async", 8)]
+    assert ours[0] == pytest.approx(95.6, rel=0.05)
+    assert (ours[1] == pytest.approx(45.8, rel=0.2)) == ((learn, answer) == (0.15, 150.0))
     name = f"uni-agent, learn={learn}, {answer:.0f} + {result} tokens a turn"
-    assert [round(of.tools[0][0], 1), *(round(value) for value in ours)] == shown(name)
+    assert [seconds, *(round(value) for value in ours)] == shown(name)
