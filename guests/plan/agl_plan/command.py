@@ -12,12 +12,11 @@ LEFT_OUT = (
     "failed rollouts, validation, checkpoints, rewards that take time, the price of sandboxes, networks, pipelines of "
     "devices, prefill in chunks, prompts that a group shares, lost room in batches, lengths that change in training"
 )
-COLUMNS = ("layout", "staleness", "devices", "GiB learning", "sampling", "s a step", "idle", "hours", "USD", "")
 
 
 def plan(
     model: Annotated[str, typer.Option(help="Directory or hub id, of which config.json is read; or a size.")] = "7B",
-    machine: Annotated[str, typer.Option(help="Kind of GPU: a100, h100, h200 or rtx4090.")] = "h100",
+    machine: Annotated[str, typer.Option(help="Kind of GPU: a100, h100 or h200.")] = "h100",
     run: Annotated[
         str, typer.Option("--from", help="Synchronous run whose rollouts and speed to take.", metavar="RUN_DIR")
     ] = "",
@@ -37,17 +36,16 @@ def plan(
     from agl.trainer.report.terminal import console
     from agl_plan import plan as planning
 
-    values, staleness = planning.numbers(settings or []), max_staleness or [0, 1, 2, 4]
+    staleness = max_staleness or [0, 1, 2, 4]
     if run:
-        reject_unknown(values, ("steps",), "--set with --from")
+        reject_unknown(values := planning.numbers(settings or []), ("steps",), "--set with --from")
         facts, rows = planning.measured(run, staleness, **values)
     else:
-        of = planning.model(model), *planning.parts(machine, tool, values)
-        facts, rows = planning.computed_from(*of), planning.plan(*of, layout or ["local", "vllm", "verl"], staleness)
+        of = planning.model(model), *planning.parts(machine, tool, settings or [])
+        facts, rows = planning.plan(*of, layout or ["local", "vllm", "verl"], staleness)
     write_json(json_file, {"computed_from": facts, "left_out": LEFT_OUT, "layouts": rows})
-    table = Table(box=None, pad_edge=False)
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("layout", "") else "right")
+    columns = ("layout", "staleness", "devices", "GiB learning", "sampling", "s a step", "idle", "hours", "USD", "")
+    table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         sizes = ("" if (size := row[name]) is None else f"{size / 2**30:.1f}" for name in ("learning", "sampling"))
         times = [f"{row['seconds']:.3g}", f"{row['idle']:.0%}", f"{row['hours']:.3g}", f"{row['usd']:.0f}"] if (
@@ -56,7 +54,6 @@ def plan(
     out = console()
     out.width = out.width if out.is_terminal else PIPED_WIDTH
     out.print(table)
-    out.print(
-        f"computed from {', '.join(f'{n}={v:g}' if isinstance(v, float) else f'{n}={v}' for n, v in facts.items())}"
-    )
+    texts = (f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in facts.items())
+    out.print(f"computed from {', '.join(texts)}")
     out.print(f"left out: {LEFT_OUT}")

@@ -12,9 +12,6 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LONGEST = 256
-"""Iterations after which the seconds of one are computed anew, since conversations grow."""
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -43,10 +40,8 @@ class _Call(NamedTuple):
 
 class Engine:
     """Serves calls in their order, as far as there is `room` (tokens of keys and values). Conversations that wait for a
-    tool stay cached until others need the room; the oldest goes first.
-
-    Attributes:
-        busy: seconds of work. sampled, computed: tokens of answers, and of prompts that were not cached.
+    tool stay cached until others need the room; the oldest goes first. `busy` are seconds of work so far, `sampled` and
+    `computed` tokens of answers, and of prompts that were not cached.
     """
 
     def __init__(self, pace: Pace, room: float = math.inf) -> None:
@@ -75,8 +70,7 @@ class Engine:
     def updated(self, *, rebuild: bool) -> None:
         """The weights have changed: cached conversations are void; with `rebuild`, running ones are computed again."""
         self.advance()
-        self._cached.clear()
-        self._kept = 0
+        self._cached, self._kept = OrderedDict(), 0
         for end, _, call in self._running if rebuild else ():
             self._backlog += self.pace.prompt(0, call.prompt + call.sampled + self._done - end)
 
@@ -90,7 +84,8 @@ class Engine:
         while self._waiting and self._admit(self._waiting[0]):
             self._waiting.popleft()
         if (self._running or self._backlog) and self._speed:
-            left = min(self._running[0][0] - self._done, LONGEST) * self._iteration() if self._running else 0.0
+            # Conversations grow, and iterations with them.
+            left = min(self._running[0][0] - self._done, 256) * self._iteration() if self._running else 0.0
             self._timer = self._loop.call_later((self._backlog + left) / self._speed, self._turn)
 
     def _iteration(self) -> float:
@@ -125,9 +120,8 @@ class Engine:
         while self._cached and self._held + self._kept + tokens > self._room:
             self._kept -= self._cached.popitem(last=False)[1]
         self._held, self._served = self._held + tokens, self._served + 1
-        # Of a conversation that was rewritten, the prompt may be shorter than what is cached.
-        self.computed += call.prompt - (known := min(cached, call.prompt))
-        self._backlog += self.pace.prompt(known, call.prompt)
+        self.computed += call.prompt - cached
+        self._backlog += self.pace.prompt(cached, call.prompt)
         self._offsets += call.prompt - self._done
         heapq.heappush(self._running, (self._done + call.sampled, self._served, call))
         return True

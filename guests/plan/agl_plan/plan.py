@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from agl.errors import ConfigError, nearest
@@ -16,33 +15,27 @@ from agl.trainer.store.location import read_store
 from agl_plan.simulate import Layout, Pace, run
 from agl_plan.workload import Workload, recorded, tool_times
 
-SIMULATED = 12
-"""Steps of a longer run that are simulated."""
+Row = dict[str, Any]
+# Layout -> batches in flight beyond a step's own (`num_warmup_batches`).
 VERL = {"verl sync": 0, "verl colocate_async": 1, "verl separate_async": 1}
-"""Layout -> batches in flight beyond a step's own (`num_warmup_batches`)."""
+# By their data sheets; prices are round numbers, not offers.
 MACHINES: dict[str, dict[str, Any]] = {
     "a100": {"flops": 312e12, "memory": 80e9, "bandwidth": 2.04e12, "price": 1.5},
     "h100": {"flops": 989e12, "memory": 80e9, "bandwidth": 3.35e12, "price": 2.5},
     "h200": {"flops": 989e12, "memory": 141e9, "bandwidth": 4.8e12, "price": 3.5},
-    "rtx4090": {"flops": 165e12, "memory": 24e9, "bandwidth": 1.01e12, "price": 0.5},
 }
-"""By their data sheets; prices are round numbers, not offers."""
 
 
 @checked_options
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The devices, how much of them is reached (assumptions, until you measure), and the run.
-
-    Attributes:
-        gpus: of one kind. flops: dense, bfloat16, a second. memory: bytes. bandwidth: bytes a second. price: US dollars
-            an hour; of each.
-        learn, prefill, decode: share of `flops` in updates and in prompts, of `bandwidth` in decoding.
-        iteration: seconds of an engine's iteration besides. switch: seconds between sampling and learning in turns.
-        transfer: bytes a second of new weights to the engines.
-        gpu_memory: share of a GPU that vLLM takes. reserved: bytes of it for neither weights nor keys and values.
-        tensor_parallel: GPUs of an engine, 0 for as few as hold the weights twice.
-        pass_tokens: of a forward pass of an update. lora: rank of an adapter, 0 for none.
+    """Devices of one kind, how much of them is reached (assumptions, until you measure), and the run.
+    `flops` (dense, bfloat16) and `bandwidth` are a second's, `memory` in bytes, `price` in US dollars an hour, each of
+    one device. `learn`, `prefill`: shares of `flops` in updates and prompts, `decode`: of `bandwidth`. Seconds of an
+    engine's `iteration` besides, and of a `switch` from sampling to learning and back. `transfer`: bytes a second of
+    new weights. vLLM takes the share `gpu_memory`, with `reserved` bytes for neither weights nor keys and values.
+    `tensor_parallel` GPUs form an engine; 0: as few as hold the weights twice. `pass_tokens`: of a forward pass of an
+    update. `lora`: rank of an adapter; 0: none.
     """
 
     flops: float
@@ -97,11 +90,8 @@ class Model:
 
 
 def model(name: str) -> Model:
-    """The model of a directory or hub id, of which config.json alone is read; or "7B": a Llama of about that size.
-
-    Raises:
-        ModelLoadError: there is no such directory, or the hub has no such model.
-    """
+    """The model of a directory or hub id, of which config.json alone is read (`ModelLoadError` if there is none); or
+    "7B": a Llama of about that size."""
     from transformers import LlamaConfig
 
     from agl.trainer.local.prepared import model_directory, require_local_model
@@ -114,9 +104,21 @@ def model(name: str) -> Model:
         shape: dict[str, Any] = {"num_attention_heads": n, "num_key_value_heads": n // 4, "vocab_size": 128256}
         shape |= {"num_hidden_layers": max(1, round((size - 2004 * n) / (13 * n * n)))}
         return Model(name, LlamaConfig(hidden_size=128 * n, intermediate_size=448 * n, **shape))
-    directory = model_directory(os.path.expanduser(name))
+    directory = model_directory(name)
     require_local_model(directory)
     return Model(name, load_config(directory))
+
+
+def parts(machine: str, tool: str, settings: Sequence[str]) -> tuple[Workload, Site]:
+    """The workload and the site of a command line, whose `settings` are NAME=NUMBER; `ConfigError` if it is wrong."""
+    if machine not in MACHINES:
+        hint = f"{nearest(machine, MACHINES)}; others by --set flops=... --set memory=... --set bandwidth=..."
+        raise ConfigError(f"--machine {machine}: no such machine", hint=hint)
+    values = numbers(settings)
+    known = [{*cls.__dataclass_fields__} - {"tools", "recorded"} for cls in (Workload, Site)]
+    reject_unknown(values, known[0] | known[1], "--set")
+    of_workload, of_site = ({name: value for name, value in values.items() if name in names} for names in known)
+    return Workload(tools=tool_times(tool), **of_workload), Site(**MACHINES[machine] | of_site)
 
 
 def numbers(texts: Sequence[str]) -> dict[str, Any]:
@@ -130,28 +132,13 @@ def numbers(texts: Sequence[str]) -> dict[str, Any]:
     raise ConfigError(f"--set {' '.join(texts)}: no NAME=NUMBER from 0 on", hint="as in --set gpus=8")
 
 
-def parts(machine: str, tool: str, values: dict[str, Any]) -> tuple[Workload, Site]:
-    """The parts of a command line, of which `values` sets any numbers; `ConfigError` for what is unknown or wrong."""
-    if machine not in MACHINES:
-        hint = f"{nearest(machine, MACHINES)}; others by --set flops=... --set memory=... --set bandwidth=..."
-        raise ConfigError(f"--machine {machine}: no such machine", hint=hint)
-    known = [{*cls.__dataclass_fields__} - {"tools", "recorded"} for cls in (Workload, Site)]
-    reject_unknown(values, known[0] | known[1], "--set")
-    of_workload, of_site = ({name: value for name, value in values.items() if name in names} for names in known)
-    return Workload(tools=tool_times(tool), **of_workload), Site(**MACHINES[machine] | of_site)
-
-
 def plan(
     model: Model, workload: Workload, site: Site, layouts: Sequence[str], staleness: Sequence[int]
-) -> list[dict[str, Any]]:
-    """A row for "local" and "vllm" with each `max_staleness`, for "verl" in each of its modes.
+) -> tuple[Row, list[Row]]:
+    """(all that is computed from, a row for "local" and "vllm" with each `max_staleness`, for "verl" in each mode).
 
-    Returns:
-        Rows as JSON values: "layout", "staleness", "devices", "learning" and "sampling" (bytes of each device then),
-        "note" (what to set, or why it does not fit), and if it fits, what `timed` returns.
-
-    Raises:
-        ConfigError: there is no such layout, or none fits; with what would.
+    Rows are JSON values: "layout", "staleness", "devices", "learning" and "sampling" (bytes of each device then),
+    "note" (what to set, or why it does not fit), and if it fits, what `timed` returns. `ConfigError` if none fits.
     """
     reject_unknown(layouts, ("local", "vllm", "verl"), "--layout")
     wanted = [(name, k) for name in layouts for k in staleness if name != "verl"]
@@ -160,46 +147,35 @@ def plan(
     if all(layout is None for layout, _ in laid_out):
         hint = _fitting(model, workload, site, *wanted[0])
         raise ConfigError(f"{model.name}, {wanted[0][0]}: {laid_out[0][1]['note']}", hint=hint)
-    return [
-        row | (timed(layout, workload, site.steps, site.seed, site.price * row["devices"]) if layout else {})
-        for layout, row in laid_out
-    ]
+    facts = {"model": model.name, "parameters": model.parameters[0]} | asdict(workload) | asdict(site)
+    del facts["recorded"]
+    run_of = partial(timed, workload=workload, steps=site.steps, seed=site.seed)
+    return facts, [row | (run_of(of, price=site.price * row["devices"]) if of else {}) for of, row in laid_out]
 
 
-def measured(place: str, staleness: Sequence[int], steps: int = 0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """(what was measured in a finished run, its row with each `max_staleness` in as many `steps`; 0: those it had).
-
-    Raises:
-        StoreError: there is no run. ConfigError: it cannot be measured.
-    """
-    of, seconds, workload = read_store(place, recorded)
-    publish = seconds.get("seconds/publishing", 0.0)
+def measured(place: str, staleness: Sequence[int], steps: int = 0) -> tuple[Row, list[Row]]:
+    """(what was measured in a finished run, rows with each `max_staleness` in so many `steps`, 0: as it had)."""
+    of, means, workload = read_store(place, recorded)
+    publish = means.get("seconds/publishing", 0.0)
     # What a step takes besides: updates, rewards, rows and records.
-    update = seconds["seconds"] - seconds["seconds/sampling"] - publish
-    layout = Layout(0, Pace(row=seconds["busy"]), update=update, publish=publish, workers=of.config["n_workers"])
-    facts = {"run": of.run_id, "rollouts": len(workload.recorded), "busy": seconds["busy"], "update": update}
-    empty = {"layout": "local", "devices": 1, "learning": None, "sampling": None, "note": ""}
-    rows = [
-        empty | {"staleness": k} | timed(replace(layout, staleness=k), workload, steps or of.step) for k in staleness
-    ]
-    return facts | {"publish": publish, "seconds": seconds["seconds"]}, rows
+    update = means["seconds"] - means["seconds/sampling"] - publish
+    layout = Layout(0, Pace(row=means["busy"]), update=update, publish=publish, workers=of.config["n_workers"])
+    facts = {"run": of.run_id, "rollouts": len(workload.recorded), "seconds": means["seconds"], "busy": means["busy"]}
+    row = {"layout": "local", "devices": 1, "learning": None, "sampling": None, "note": ""}
+    came = [(k, timed(replace(layout, staleness=k), workload, steps or of.step)) for k in staleness]
+    return facts | {"update": update, "publish": publish}, [row | {"staleness": k} | times for k, times in came]
 
 
-def timed(layout: Layout, workload: Workload, steps: int, seed: int = 0, price: float = 0.0) -> dict[str, Any]:
-    """Of a row: "seconds" of a step, "idle" share of devices' time, "tokens_per_second" of answers, "hours", "usd"."""
-    came = run(layout, workload, min(steps, SIMULATED), seed)
-    # Further steps are like those between the first and the last.
+def timed(layout: Layout, workload: Workload, steps: int, seed: int = 0, price: float = 0.0) -> Row:
+    """Of a row: "seconds" of a step, "idle" share of the devices' time, and "hours" and "usd" of the run."""
+    came = run(layout, workload, min(steps, 12), seed)
+    # Of a longer run, further steps are like those between the first and the last.
     between = came.seconds[1:-1] or came.seconds
     hours = (sum(came.seconds) + (steps - len(came.seconds)) * sum(between) / len(between)) / 3600
-    return {
-        "seconds": 3600 * hours / steps, "idle": came.idle, "tokens_per_second": came.sampled / sum(came.seconds),
-        "hours": hours, "usd": hours * price,
-    }  # fmt: skip
+    return {"seconds": 3600 * hours / steps, "idle": came.idle, "hours": hours, "usd": hours * price}
 
 
-def lay_out(
-    model: Model, workload: Workload, site: Site, name: str, staleness: int
-) -> tuple[Layout | None, dict[str, Any]]:
+def lay_out(model: Model, workload: Workload, site: Site, name: str, staleness: int) -> tuple[Layout | None, Row]:
     """A layout, None if it does not fit; and its row, without times."""
     (parameters, active), (pairs, kept) = model.parameters, model.attention
     verl, separate, longest = name in VERL, name == "verl separate_async", workload.max_context
@@ -244,17 +220,11 @@ def lay_out(
 def _fitting(model: Model, workload: Workload, site: Site, name: str, staleness: int) -> str:
     """The first change, from the least on, with which a layout fits."""
     changes = {"gpu_memory": 0.7}, {"pass_tokens": workload.max_context}, {"lora": 16}
-    tried = [(name, "", changed) for changed in changes]
-    tried += [("verl sync", "--layout verl ", {"gpus": 2**n}) for n in range(1, 11)]
-    for layout, words, changed in tried:
-        fits, row = lay_out(model, workload, replace(site, **changed), layout, staleness if layout == name else 0)
+    tried = [(name, staleness, "", change) for change in changes]
+    tried += [("verl sync", 0, "--layout verl ", {"gpus": 2**n}) for n in range(1, 11)]
+    for layout, k, words, change in tried:
+        fits, row = lay_out(model, workload, replace(site, **change), layout, k)
         if fits is not None:
-            change = next(f"{words}--set {what}={value}" for what, value in changed.items())
-            return f"{change} would fit: {max(row['learning'], row['sampling']) / GIB:.1f} GiB of a device"
+            needed, [(name, value)] = max(row["learning"], row["sampling"]) / GIB, change.items()
+            return f"{words}--set {name}={value} would fit: {needed:.1f} GiB of a device"
     return "shorter conversations (--set max_context=...), or a smaller model"
-
-
-def computed_from(model: Model, workload: Workload, site: Site) -> dict[str, Any]:
-    """All numbers that a plan is computed from."""
-    facts = {"model": model.name, "parameters": model.parameters[0]} | asdict(workload) | asdict(site)
-    return {name: value for name, value in facts.items() if name != "recorded"}

@@ -21,16 +21,11 @@ from agl_plan.workload import Turn, Workload
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who computes where.
-
-    Attributes:
-        staleness: `max_staleness`; with `verl`, how many batches more than a step's own are in flight.
-        pace, engines, room: of each engine (see `Engine`), and how many there are. workers: rollouts at once.
-        update, token, pair, publish: seconds of an update, and for each token, and pair of tokens, of a rollout; and
-            until the engines have its weights.
-        sharing: engines and learner have the same devices in "turns"; or "shared", each half while both work; or
-            "separate" ones. sampling, learning: numbers of these devices.
-        verl: a step takes the groups that end first, and what runs while weights change is prefilled again.
+    """Who computes where: `engines` of one `pace` and `room` on `sampling` devices, a learner on `learning` of them.
+    They have these in "turns"; or "shared", each half while both work; or "separate" ones. An update takes `update`
+    seconds, and some for each token, and pair of tokens, of a rollout; then `publish`, until engines have its weights.
+    `staleness` is `max_staleness`; with `verl`, how many batches more than a step's own are in flight, of which a step
+    takes the groups that end first, and what runs while weights change is prefilled again. `workers`: rollouts at once.
     """
 
     staleness: int
@@ -119,26 +114,23 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Out
     training: Any = _Training(layout, workload, steps, seed)
     engines, loop, size = training.engines, asyncio.get_running_loop(), workload.batch_size
     in_flight = Ahead(training, {"next": 0}) if layout.staleness > 1 and not layout.verl else None
-    begun: list[asyncio.Task[None]] = []
-    ended: asyncio.Queue[list[Any]] = asyncio.Queue()
-
-    async def begin(step: int, place: int) -> None:
-        ended.put_nowait(await training.rollouts([place], step, place))
+    begun: list[asyncio.Task[list[Any]]] = []
+    ended: asyncio.Queue[asyncio.Task[list[Any]]] = asyncio.Queue()
 
     async def sampled(step: int) -> list[Any]:
-        for number in range(len(begun), min(step + 1 + layout.staleness, steps) * size if layout.verl else 0):
-            begun.append(asyncio.create_task(begin(*divmod(number, size))))
-        if layout.verl:
-            return [rollout for _ in range(size) for rollout in await ended.get()]
-        return await (in_flight.take(step) if in_flight else training.rollouts(range(size), step))
+        if not layout.verl:
+            return await (in_flight.take(step) if in_flight else training.rollouts(range(size), step))
+        for number in range(len(begun), min(step + 1 + layout.staleness, steps) * size):
+            begun.append(asyncio.create_task(training.rollouts([0], *divmod(number, size))))
+            begun[-1].add_done_callback(ended.put_nowait)
+        return [rollout for _ in range(size) for rollout in (await ended.get()).result()]
 
     seconds, taken, busy = [], [], 0.0
     ahead: asyncio.Task[list[Any]] | None = None
     for step in range(steps):
         began = loop.time()
         rollouts = await (ahead or sampled(step))
-        overlaps = layout.staleness > 0 and step + 1 < steps
-        ahead = asyncio.create_task(sampled(step + 1)) if overlaps else None
+        ahead = asyncio.create_task(sampled(step + 1)) if layout.staleness and step + 1 < steps else None
         lengths = [sum(turn.new + turn.sampled for turn in turns) for _, turns in rollouts]
         work = layout.update + layout.token * sum(lengths) + layout.pair * sum(n * n / 2 for n in lengths)
         busy += work * layout.learning

@@ -1,7 +1,4 @@
-"""What agents do: rollouts of turns, drawn from a description or from a finished run.
-
-Invariant: a rollout is the same in every simulation with its seed, so layouts are compared on equal work.
-"""
+"""What agents do: rollouts of turns, drawn from a description or a finished run; the same ones for each seed."""
 
 from __future__ import annotations
 
@@ -29,11 +26,9 @@ class Turn(NamedTuple):
 class Workload:
     """A step's rollouts: of `batch_size` tasks, `group_size` each.
 
-    Attributes:
-        prompt, answer, result: tokens of a task, of an answer and of a tool's result; turns: of a rollout; on average.
-        spread: standard deviation of the logarithms of answers and turns; 0: all are alike.
-        max_answer, max_turns, max_context: a rollout ends there.
-        tools: (seconds, share of the tool calls) each. recorded: rollouts of a finished run to draw from instead.
+    Tokens of a task's `prompt`, an `answer` and a tool's `result`, and `turns`, are means; `spread` is the standard
+    deviation of the logarithms of answers and turns. `tools`: (seconds, share of the tool calls) each. `recorded`:
+    rollouts of a finished run to draw from instead.
     """
 
     batch_size: int = 16
@@ -72,11 +67,7 @@ class Workload:
 
 
 def tool_times(text: str) -> tuple[tuple[float, float], ...]:
-    """The mixture that "0.05,5:0.02" describes: 5 s in 2 % of the calls, 0.05 s in all others.
-
-    Raises:
-        ConfigError: it describes none.
-    """
+    """The mixture of "0.05,5:0.02": 5 s in 2 % of the calls, 0.05 s in all others; `ConfigError` for no mixture."""
     try:
         pairs = [[float(number) for number in part.split(":")] for part in text.split(",")]
         rest = 1.0 - sum(share for _, share in (pair for pair in pairs if len(pair) > 1))
@@ -90,13 +81,10 @@ def tool_times(text: str) -> tuple[tuple[float, float], ...]:
 
 
 async def recorded(store: Store) -> tuple[Any, dict[str, float], Workload]:
-    """(the newest run of a store, means of its steps' metrics, its rollouts).
+    """(the newest run of a store, means of its steps' metrics, its rollouts); `ConfigError` if it is not synchronous.
 
-    A rollout's turns have no tokens, but the milliseconds from tool to tool, in which engine, gateway or agent compute;
-    "busy" among the metrics is how many seconds pass for each, since rollouts compute at once.
-
-    Raises:
-        ConfigError: no run with rollouts and `max_staleness=0` is in it.
+    Turns have no tokens, but the milliseconds from tool to tool, in which engine, gateway or agent compute; "busy"
+    among the means is how many seconds pass for each, since rollouts compute at once.
     """
     hint = "--from DIRECTORY of a run that trained some steps with max_staleness=0, so that its phases do not overlap"
     run = next((run for run in await store.query_runs() if run.step and "algorithm.batch_size" in run.config), None)
@@ -121,5 +109,8 @@ async def recorded(store: Store) -> tuple[Any, dict[str, float], Workload]:
     for at, sign in sorted(edges):
         busy, at_once, since = busy + (at - since) * (at_once > 0), at_once + sign, at
     means["busy"] = busy / sum(turn.sampled for turns in rollouts for turn in turns)
-    sizes = run.config["algorithm.batch_size"], run.config["algorithm.group_size"]
-    return run, means, Workload(*sizes, recorded=rollouts)
+    return (
+        run,
+        means,
+        Workload(run.config["algorithm.batch_size"], run.config["algorithm.group_size"], recorded=rollouts),
+    )
