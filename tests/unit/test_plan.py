@@ -24,7 +24,7 @@ from agl.errors import ConfigError
 from agl.trainer.cli.app import app
 from agl_plan.engine import Engine, Pace
 from agl_plan.plan import MACHINES, Model, Site, lay_out, model
-from agl_plan.simulate import Layout, VirtualLoop, run
+from agl_plan.simulate import Layout, VirtualLoop, _learn, run
 from agl_plan.workload import Turn, Workload, tool_times
 
 ALIKE = Workload(batch_size=2, group_size=4, prompt=100, answer=50, turns=1, spread=0.0, tools=((0.0, 1.0),))
@@ -74,6 +74,17 @@ def test_one_step_ahead_on_separate_devices_takes_the_longer_of_the_two() -> Non
 def test_on_shared_devices_both_have_half_while_both_work() -> None:
     layout = Layout(1, Pace(iteration=0.1), update=2.0)
     assert sum(run(layout, ALIKE, 5).seconds) == pytest.approx(5 * (5 + 2), rel=0.01), "no work is won or lost"
+
+    async def ended() -> tuple[float, float]:
+        engine, loop = Engine(Pace(iteration=1.0)), asyncio.get_running_loop()
+        call = asyncio.create_task(engine.sample(0, 1, 10))
+        await asyncio.sleep(0)
+        await _learn(layout, [engine], 3.0)
+        learned = loop.time()
+        await call
+        return learned, loop.time()
+
+    assert on_virtual_time(ended()) == pytest.approx((6, 13))
 
 
 @st.composite
