@@ -116,6 +116,7 @@ def test_a_command_that_needs_more_says_what_to_install() -> None:
         ("prompts", "from agl.compat import APO"),
         ("massgen", "import agl; agl.memory.MemoryManager"),
         ("service", "import agl; agl.Client"),
+        ("plan", "from agl.trainer.cli.app import app; app(['plan', '--model', '7B'])"),
         ("massgen", "from agl.trainer.report.export.to_files import FORMATS; FORMATS['massgen']('out', tokens=True)"),
     ],
 )

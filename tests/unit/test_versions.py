@@ -53,6 +53,7 @@ def test_every_frameworks_extra_and_every_subject_has_a_row() -> None:
         "prices",
         "agentlightning",
         "massgen",
+        "plan",
         "environments",
         "harnesses",
         "sandboxes",

@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -46,6 +48,7 @@ Places = Annotated[
     ),
 ]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any other setting (repeatable).", metavar="NAME=VALUE")]
+PLAN = "Example: agl plan --model Qwen/Qwen3-8B --machine h100 --set gpus=8 --tool 0.5,30:0.02"
 Config = Annotated[Path | None, typer.Option(help="YAML file with the sections model, training and runtime.")]
 
 
@@ -718,6 +721,19 @@ def doctor(
     write_json(json_file, report.to_json())
     show(report)
     raise typer.Exit(1 if report.problems else 0)
+
+
+if find_spec("agl_plan") is None:
+
+    @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, epilog=PLAN)
+    def plan() -> None:
+        """Estimate memory, seconds per step, idle share and cost of a run before you rent the machines."""
+        from agl.extras import require
+
+        require("agl plan", "plan")
+
+else:
+    app.command(epilog=PLAN)(import_module("agl_plan.command").plan)
 
 
 @app.command(cls=ExportCommand, epilog="Example: agl export sft --where 'reward>=1' --out examples")
