@@ -209,6 +209,15 @@ def test_what_it_leaves_running_ends_with_it(run: Run, seen: Seen) -> None:
     assert processes_with("agl-daemon-marker\0") == []
 
 
+def test_who_watches_it_waits_without_computing(run: Run) -> None:
+    """A process whose parent has ended becomes a child of the first process; when it ends, that once woke for ever."""
+    ticks = "awk '{print $14 + $15}' /proc/1/stat"
+    script = f"(sh -c 'sleep 0.2 & exit' &)\nsleep 0.5\nbefore=$({ticks})\nsleep 3\necho ticks $(($({ticks}) - before))"
+    output = run(script)
+    ticked = int(output["said"].split("ticks ")[1].split()[0])
+    assert ticked < 30, "hundredths of a second of processor time in three seconds"
+
+
 def test_no_key_and_nothing_of_this_process_is_inside(
     run: Run, seen: Seen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

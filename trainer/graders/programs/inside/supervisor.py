@@ -116,9 +116,12 @@ def _watch(pid: int, bell: int, job: Mapping[str, Any], exceeded: Callable[[], s
     alone = os.getpid() == 1
     while True:
         happened = events.poll(job.get("poll_ms", _POLL_MS if alone else 10 * _POLL_MS))
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return {"status": status}
+        if any(fd == bell for fd, _ in happened):
+            os.read(bell, 1 << 12)
+        # Processes whose parents have ended are children of the first one.
+        while (ended := os.waitpid(-1 if alone else pid, os.WNOHANG))[0]:
+            if ended[0] == pid:
+                return {"status": ended[1]}
         if any(fd == 0 for fd, _ in happened):
             return {"reason": "given up"}
         if time.monotonic() > deadline:
