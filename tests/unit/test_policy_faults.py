@@ -45,11 +45,13 @@ def length_of(task: Any, llm: agl.LLM) -> float:
     return float(len(answer))
 
 
-def fit(directory: Path, answers: list[Any], agent: Any = None, group_size: int = 4, **options: Any) -> Any:
+def fit(
+    directory: Path, answers: list[Any], agent: Any = None, group_size: int = 4, tasks: Any = None, **options: Any
+) -> Any:
     script = itertools.cycle(answers)
     algorithm = ScriptedRollouts(lambda asked: next(script), group_size=group_size)
     trainer = agl.Trainer(algorithm, directory=directory, n_workers=1, progress=False, **options)  # type: ignore[arg-type]
-    trainer.fit(agent or agl.rollout(length_of), [{"question": "q"}])
+    trainer.fit(agent or agl.rollout(length_of), tasks or [{"question": "q"}])
     return algorithm
 
 
@@ -120,39 +122,42 @@ class OfTheUser(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    ("error", "whose"),
-    [
-        (json.JSONDecodeError("no end", "{", 1), "the policy's"),
-        (KeyError("answer"), "the policy's"),
-        (IndexError(), "the policy's"),
-        (AttributeError("'NoneType' object has no attribute 'group'"), "the policy's"),
-        (RuntimeError("the tool server said 500"), "no policy's"),
-        (OfTheUser("out of stock"), "no policy's"),
-        (requests.JSONDecodeError("the tool server sent HTML", "<", 0), "no policy's"),
-        (
-            httpx.HTTPStatusError("500", request=httpx.Request("GET", "http://x"), response=httpx.Response(500)),
-            "no policy's",
-        ),
-        (FileNotFoundError("config.json"), "no policy's"),
-        (TimeoutError("the tool"), "no policy's"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+POLICYS = (
+    json.JSONDecodeError("no end", "{", 1),
+    KeyError("answer"),
+    IndexError(),
+    AttributeError("'NoneType' object has no attribute 'group'"),
 )
+NO_POLICYS = (
+    RuntimeError("the tool server said 500"),
+    OfTheUser("out of stock"),
+    requests.JSONDecodeError("the tool server sent HTML", "<", 0),
+    httpx.HTTPStatusError("500", request=httpx.Request("GET", "http://x"), response=httpx.Response(500)),
+    FileNotFoundError("config.json"),
+    TimeoutError("the tool"),
+)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_after_a_cut_answer_it_is_the_policys_if_reading_raises_such(
-    error: Exception, whose: str, wrapped: bool, tmp_path: Path
-) -> None:
+def test_after_a_cut_answer_it_is_the_policys_if_reading_raises_such(wrapped: bool, tmp_path: Path) -> None:
+    errors = [*POLICYS, *NO_POLICYS]
+
     def agent(task: Any, llm: agl.LLM) -> float:
         if len(say(llm, task["question"])) > 100:
+            error = errors[task["error"]]
             if wrapped:
                 raise OfTheUser("no answer") from error
             raise error
         return 1.0
 
-    algorithm = fit(tmp_path, ["a", CUT, "ab", "abc"], agl.rollout(agent), max_attempts=1)
-    assert sum(fault is not None for fault in faults(tmp_path)) == (whose == "the policy's")
-    assert len(algorithm.rewards) == (4 if whose == "the policy's" else 3)
+    tasks = [{"question": "q", "error": k} for k in range(len(errors))]
+    fit(tmp_path, ["a", CUT, "ab", "abc"], agl.rollout(agent), tasks=tasks, max_attempts=1)
+    found = [None if fault is None else fault.cause for fault in faults(tmp_path)]
+    succeeded = [attempt.status == "succeeded" for [attempt] in attempts(tmp_path)]
+    for k, error in enumerate(errors):
+        of_task = slice(4 * k, 4 * k + 4)
+        assert found[of_task] == [None, "length" if error in POLICYS else None, None, None], error
+        assert succeeded[of_task] == [True, error in POLICYS, True, True], error
 
 
 def test_a_lost_connection_after_a_cut_answer_is_not_the_policys(tmp_path: Path) -> None:

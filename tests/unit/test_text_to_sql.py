@@ -214,6 +214,7 @@ def test_a_dump_becomes_a_database(example: SimpleNamespace, shop: Path, tmp_pat
     assert "CREATE TABLE item (name TEXT NOT NULL" in task["schema"]
 
 
+@pytest.mark.slow
 def test_real_questions(example: SimpleNamespace, tmp_path: Path, key: None) -> None:
     """Every real reference runs and meets itself; a few questions go through the whole program."""
     data = folder("sql_eval")
