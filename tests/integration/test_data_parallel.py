@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefork import children
 from sampled_rows import sampled_rows
 from tiny_engine import tiny_model, tiny_tokenizer
 from tiny_run import TRAIN, agent
@@ -22,9 +21,11 @@ import agl
 from agl.errors import ConfigError, EngineError, TrainingError
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.engines.base import Completion, Request, Sampling
+from agl.trainer.local import policy
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.learner.ranks import EVEN, Ranks
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
+from agl.trainer.processes.child import Child
 
 PROMPTS = [np.arange(40, 60 + k, dtype=np.int32) for k in range(6)]
 ADVANTAGES = [1.0, -1.0, 0.5]
@@ -176,15 +177,24 @@ def test_when_one_dies_the_error_names_it_and_none_is_left(directory: Path) -> N
     asyncio.run(kill())
 
 
-class Killer(agl.Callback):
-    """Kills the youngest of the policy's processes after a step."""
+def test_a_run_that_lost_a_process_goes_on_with_another_number_of_them(
+    untrained_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Child] = []
 
-    def on_step(self, run: Any, entry: Any) -> None:
-        if entry["step"] == 2:
-            os.kill(max(map(int, children())), signal.SIGKILL)
+    # Nothing that a run shows has its processes.
+    def start(*arguments: Any, **options: Any) -> Child:
+        started.append(kind(*arguments, **options))
+        return started[-1]
 
+    kind = policy.Child
+    monkeypatch.setattr(policy, "Child", start)
 
-def test_a_run_that_lost_a_process_goes_on_with_another_number_of_them(untrained_model: Path, tmp_path: Path) -> None:
+    class Killer(agl.Callback):
+        def on_step(self, run: Any, entry: Any) -> None:
+            if entry["step"] == 2:
+                os.kill(started[-1].process.pid, signal.SIGKILL)
+
     def train(name: str, n: int, callbacks: Any = (), *, resume: bool = False) -> agl.Result:
         algorithm = agl.GRPO(
             model=str(untrained_model), steps=3, group_size=4, batch_size=2, learning_rate=1e-3, max_context=128,

@@ -213,7 +213,7 @@ def test_a_grader_that_breaks_for_every_text_is_not_the_policys(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("name", "options", "package", "message"),
     [
-        ("gcd", {}, "", r"no kind of environment: 'gcd'.*\n.*known: gymnasium, inspect, nemo-gym"),
+        ("gcd", {}, "", r"no kind of environment: 'gcd'.*\n.*known: gymnasium, harbor, inspect, nemo-gym"),
         ("reasoning_gym:gcd", {}, "", "did you mean 'reasoning-gym'"),
         ("reasoning-gym", {}, "", "no environment's name: 'reasoning-gym'"),
         ("reasoning-gym:gcd", {"n": 0}, "", "n=0 tasks"),
