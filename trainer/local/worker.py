@@ -83,7 +83,7 @@ class Worker:
         except Exception as error:
             traceback.print_exception(error)
             raise ModelLoadError(f"cannot load {specs[0].model}: {type(error).__name__}: {error}") from None
-        _flush_denormals()
+        _prepare_thread(self._loaded.device)
         return info
 
     def generate(self, emit: Emit, request: Request, stream: bool) -> Awaitable[Completion]:
@@ -136,7 +136,7 @@ class Worker:
         from agl.trainer.local.tokenizer import declared_stops
 
         first = specs[0]
-        _flush_denormals()
+        _prepare_thread()
         ranks, device = _joined(first, rank, rendezvous)
         loaded = load_policy(
             first.model,
@@ -153,6 +153,7 @@ class Worker:
                 raise EngineError(f"policy {spec.name!r} has no adapter", hint="whole models take a process each")
             loaded = add_adapter(loaded, spec.lora, spec.seed)
         self._loaded: LoadedPolicy = loaded
+        _prepare_thread(loaded.device)
         names = dict(zip([spec.name for spec in specs], loaded.adapters, strict=False))
         copied = first.max_staleness > 0 and first.engine == "torch"
         self._served: Any = served_copy(loaded.model) if copied else loaded.model
@@ -160,7 +161,7 @@ class Worker:
         served_adapters = adapters
         if copied:
             served_adapters = Adapters(self._served, names) if names else None
-            self._learning = ThreadPoolExecutor(1, initializer=_flush_denormals)
+            self._learning = ThreadPoolExecutor(1, initializer=_prepare_thread, initargs=(loaded.device,))
         model, device = loaded.model, loaded.device
         for spec in specs:
             use = functools.partial(adapters.use, spec.name) if adapters is not None else None
@@ -295,7 +296,6 @@ def _joined(spec: PolicySpec, rank: int, rendezvous: str) -> tuple[Ranks | None,
         if (there := torch.cuda.device_count()) < spec.data_parallel:
             raise ModelLoadError(f"data_parallel={spec.data_parallel}, but there are {there} GPUs", hint="lower it")
         device = f"cuda:{rank}"
-        torch.cuda.set_device(device)
     return Ranks.join(rank, spec.data_parallel, rendezvous, torch.device(device)), device
 
 
@@ -325,11 +325,14 @@ def _trim() -> None:
         trim(0)
 
 
-def _flush_denormals() -> None:
-    """Computing with them takes many times as long. The setting is each thread's own."""
+def _prepare_thread(device: torch.device | None = None) -> None:
+    """Settings that each thread has of its own: computing with denormals takes many times as long, and a GPU other than
+    the first would record graphs and synchronise on the first."""
     import torch
 
     torch.set_flush_denormal(True)
+    if device is not None and device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 async def _main() -> None:

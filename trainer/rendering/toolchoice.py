@@ -41,7 +41,7 @@ class ForcedCall:
 
     @property
     def trigger(self) -> str:
-        """What begins a call, by which it is told from other text: a tag, such as `<tool_call>`, or `{` where a call is
+        """What begins a call, by which other text differs from it: a tag, such as `<tool_call>`, or `{` where a call is
         the whole answer; "" for nothing."""
         tag = re.match(r"\s*<[^<>\s]+>|\{", self._after_reasoning)
         return tag.group() if tag else ""
