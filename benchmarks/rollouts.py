@@ -76,6 +76,35 @@ def openai_agents(url: str) -> Any:
     return Agent(name="solver", instructions=SYSTEM_PROMPT, tools=[function_tool(calculator)], model=model)
 
 
+def strands(url: str) -> Any:
+    from strands import Agent
+    from strands import tool as strands_tool
+    from strands.handlers import null_callback_handler
+    from strands.models.openai import OpenAIModel
+
+    @strands_tool
+    def calculator(expression: str) -> str:
+        """Calculate `a op b`."""
+        return calculate(expression)
+
+    model = OpenAIModel(client_args={"api_key": "unused", "base_url": url}, model_id="policy")
+    return Agent(model, system_prompt=SYSTEM_PROMPT, tools=[calculator], callback_handler=null_callback_handler())
+
+
+def agent_framework(url: str) -> Any:
+    from agent_framework import Agent
+    from agent_framework import tool as framework_tool
+    from agent_framework.openai import OpenAIChatCompletionClient
+
+    @framework_tool
+    def calculator(expression: str) -> str:
+        """Calculate `a op b`."""
+        return calculate(expression)
+
+    client = OpenAIChatCompletionClient(model="policy", base_url=url, api_key="unused")
+    return Agent(client, SYSTEM_PROMPT, name="solver", tools=[calculator])
+
+
 async def _loop(question: str, ask: Callable[[list[Any]], Awaitable[Any]]) -> str:
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
     while calls := (message := await ask(messages)).get("tool_calls"):
@@ -127,6 +156,8 @@ AGENTS: dict[str, Callable[[str], Any]] = {
     "langchain": langchain,
     "openai": openai_sdk,
     "openai-agents": openai_agents,
+    "strands": strands,
+    "agent-framework": agent_framework,
     "httpx": httpx_loop,
 }
 
@@ -140,6 +171,12 @@ def plain_run(name: str, url: str) -> Callable[[], Awaitable[Any]]:
         from agents import Runner
 
         return lambda: Runner.run(agent, TASK["question"])
+    if name == "strands":
+        from agl.adapters.strands.copying import fresh_copy
+
+        return lambda: fresh_copy(agent).invoke_async(TASK["question"])  # a Strands agent runs once at a time
+    if name == "agent-framework":
+        return lambda: agent.run(TASK["question"])
     if name == "httpx":
         return lambda: agent(TASK, agl.LLM(url, "policy", "unused"))
     return lambda: agent(TASK)
@@ -165,12 +202,24 @@ class Instant:
         return self._answer if self._result in request.prompt_ids else self._call
 
 
-def _completion(message: dict[str, Any], reason: str) -> bytes:
-    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+def _completion(message: dict[str, Any], reason: str) -> tuple[bytes, bytes]:
+    """The answer, whole and as a stream of two events."""
     usage = {"prompt_tokens": 40, "completion_tokens": 20, "total_tokens": 60}
-    body = {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
-    content = json.dumps(body).encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+    head = {"id": "c", "object": "chat.completion", "created": 1, "model": "m"}
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}
+    content = json.dumps({**head, "choices": [choice], "usage": usage}).encode()
+    for index, call in enumerate(message.get("tool_calls", ())):
+        call["index"] = index
+    deltas = [{"role": "assistant", **message}, None], [{}, reason]
+    chunks = [{**head, "choices": [{"index": 0, "delta": d, "finish_reason": f}]} for d, f in deltas]
+    chunks.append({**head, "choices": [], "usage": usage})
+    events = [json.dumps({**chunk, "object": "chat.completion.chunk"}) for chunk in chunks]
+    stream = "".join(f"data: {event}\n\n" for event in (*events, "[DONE]")).encode()
+    return _response(content, b"application/json"), _response(stream, b"text/event-stream")
+
+
+def _response(content: bytes, kind: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind, len(content)) + content
 
 
 async def serve() -> None:
@@ -185,7 +234,7 @@ async def serve() -> None:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
                 body = await reader.readexactly(int(length.partition(b":")[2]))
-                writer.write(answer if b'"tool_call_id"' in body else call)
+                writer.write((answer if b'"tool_call_id"' in body else call)[b'"stream":true' in body])
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()
 

@@ -25,7 +25,7 @@ pytest.importorskip("langgraph")
 pytest.importorskip("reasoning_gym")
 
 from examples.common import Endpoint
-from examples.smollm2 import arithmetic, calculator, functions
+from examples.smollm2 import arithmetic, calculator, functions, settings
 from examples.smollm2 import sql as text_to_sql
 from examples.smollm2.__main__ import CLAIMS, main
 from examples.smollm2.recipe import learn
@@ -158,6 +158,30 @@ def test_its_recipe_runs_to_the_end(
         assert (measured["reward_low"], measured["reward_high"]) == pytest.approx((low, high), abs=1e-5)
     assert json.loads((tmp_path / f"runs/smollm2-{claim}-0/result.json").read_text()) == facts
     assert (Path(facts["policy"]) / "chat_template.jinja").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.night
+def test_settings_are_compared_run_by_run(
+    tiny_policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["--short", "--model", str(tiny_policy), "--directory", str(tmp_path), "--seeds"]
+    settings.main([*command, "2"])
+    rewards = {
+        seed: [
+            json.loads(file.read_text())["history"][-1]["val/reward"]
+            for file in tmp_path.glob(f"runs/*lora=16_seed={seed}/result.json")
+        ]
+        for seed in (0, 1)
+    }
+    assert [len(found) for found in rewards.values()] == [1, 1]
+    mean = 50 * (rewards[0][0] + rewards[1][0])
+    row = f"| `lora=16`, `learning_rate=5e-4` | 2 | {mean:.1f} %"
+    shown = capsys.readouterr().out
+    assert row in shown
+    assert "| the start | | " in shown
+    settings.main([*command, "2", "--table"])
+    assert row in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -49,6 +49,7 @@ def test_each_combination_is_trained_for_each_seed_and_once(untrained_model: Pat
     command = ("--over", "learning_rate=1e-5,1e-3", "--over", "group-size=2", "--seeds", 2, "--directory", "all")
     done = sweep(tmp_path, *command, "--json", "rows.json", "--", *train)
     assert done.returncode == 0, done.stderr
+    assert "run 2 of 4: learning_rate=1e-5, group_size=2, seed=1" in done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["settings"] for row in rows] == [
         {"learning_rate": rate, "group_size": "2"} for rate in ("1e-5", "1e-3")

@@ -49,10 +49,7 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: 
             raise ConfigError(f"{name} for agl train", hint="leave it out: the sweep sets it for each run")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     runs = [(settings, seed) for settings in combinations for seed in range(seeds)]
-    places = [
-        directory / "_".join([*(f"{name}={value}" for name, value in settings.items()), f"seed={seed}"])
-        for settings, seed in runs
-    ]
+    places = [directory / place_of(settings, seed) for settings, seed in runs]
     for place in places:
         if (kept := place / FACTS).is_file() and json.loads(kept.read_text())["arguments"] != [*arguments]:
             raise ConfigError(
@@ -60,7 +57,7 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: 
             )
     found: list[dict[str, Any]] = [{"settings": s, "runs": [], "directories": []} for s in combinations]
     for number, ((settings, seed), place) in enumerate(zip(runs, places, strict=True)):
-        title = f"run {number + 1} of {len(runs)}: {', '.join(place.name.split('_'))}"
+        title = f"run {number + 1} of {len(runs)}: {', '.join(_named(settings, seed))}"
         facts = _trained(arguments, settings, seed, place, title)
         if facts is None and number == 0:
             raise ConfigError("the first run failed; no other was tried", hint="its error stands above", path=place)
@@ -71,6 +68,15 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: 
     rows = [{"settings": row["settings"], "directories": row["directories"], **_summary(row["runs"])} for row in found]
     _show(rows, list(grid))
     return rows
+
+
+def place_of(settings: Mapping[str, str], seed: int) -> str:
+    """The name of a run's directory."""
+    return "_".join(_named(settings, seed))
+
+
+def _named(settings: Mapping[str, str], seed: int) -> list[str]:
+    return [*(f"{name}={value}" for name, value in settings.items()), f"seed={seed}"]
 
 
 def _grid(over: Sequence[str]) -> dict[str, list[str]]:

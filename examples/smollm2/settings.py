@@ -1,0 +1,127 @@
+"""Which settings of GRPO hold for a real model: SmolLM2-135M, one setting changed at a time, five seeds each.
+
+    python -m examples.smollm2.settings           # 70 runs: hours on two cores; Ctrl-C stops it, the same line goes on
+    python -m examples.smollm2.settings --table   # of the runs that have ended
+
+The agent and the tasks are those of `agl quickstart --real`. Every run begins with the same policy, which has imitated
+64 runs of an expert. All settings are run with seed 0 before any is with seed 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import agl
+from agl.trainer.cli.sweep import FACTS, place_of, sweep
+from agl.trainer.quickstart.agent import build_agent
+from agl.trainer.quickstart.real import SETTINGS, SYSTEM_PROMPT, TEMPLATE, Expert, last_number, products
+from agl.trainer.quickstart.smollm2 import smollm2
+from agl.trainer.quickstart.tasks import Task
+from agl.trainer.report.statistics import mean_interval
+
+agent = build_agent(system_prompt=SYSTEM_PROMPT, max_tokens=64)
+IMITATED, TASKS, HELDOUT = 64, 256, 128
+STEPS = 4
+START = "start.json"
+USUAL = {
+    "learning_rate": "2e-5",
+    "group_size": "8",
+    "batch_size": "8",
+    "minibatches": "1",
+    "warmup_steps": "0",
+    "kl_coef": "0",
+}
+CHANGES: tuple[dict[str, str], ...] = (
+    {},
+    *({"learning_rate": rate} for rate in ("5e-6", "1e-5", "5e-5")),
+    *({"group_size": group, "batch_size": str(64 // int(group))} for group in ("4", "16")),
+    {"group_size": "8", "batch_size": "4"},
+    *({"minibatches": n} for n in ("2", "4")),
+    {"warmup_steps": "2"},
+    {"kl_coef": "0.01"},
+    *({"lora": "16", "learning_rate": rate} for rate in ("5e-5", "2e-4", "5e-4")),
+)
+"""What differs from `USUAL`, which has 64 rollouts a step. So has each change but that of `batch_size` alone: 32."""
+
+
+def start(directory: Path, model: str | None, imitated: int, heldout: Sequence[Task]) -> Path:
+    """The policy that all runs begin with, made and measured once: the model after one epoch of an expert's runs."""
+    policy = directory / "start"
+    if not (directory / START).is_file():
+        expert = agl.wrap(build_agent(Expert(), system_prompt=SYSTEM_PROMPT), reward=last_number)
+        tasks = products(imitated, seed=1000, split="train")
+        agl.Trainer(agl.Baseline(), directory=directory / "expert", seed=0).fit(expert, tasks)
+        algorithm = agl.SFT(
+            model=model or smollm2(),
+            chat_template=TEMPLATE,
+            data=agl.traces(directory / "expert"),
+            epochs=1,
+            batch_size=16,
+            learning_rate=2e-5,
+            val_before_train=False,
+            val_every=10**6,
+            **SETTINGS,
+        )
+        learner = agl.Trainer(algorithm, directory=directory / "imitation", seed=0, n_workers=64)
+        result = learner.fit(agl.wrap(agent, reward=last_number), [], heldout)
+        shutil.copytree(result.policy, policy)
+        (directory / START).write_text(json.dumps({"reward": result.history[-1]["val/reward"]}), encoding="utf-8")
+    return policy
+
+
+def train(directory: Path, seeds: int, *, model: str | None, short: bool) -> None:
+    """All runs, each by `agl sweep`; those that have ended are not made again."""
+    imitated, heldout, steps, changes = (4, 4, 1, CHANGES[-1:]) if short else (IMITATED, HELDOUT, STEPS, CHANGES)
+    files = {"tasks": products(TASKS, seed=1001, split="train"), "val": products(heldout, seed=1001, split="heldout")}
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, tasks in files.items():
+        (directory / f"{name}.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks), encoding="utf-8")
+    fixed = {**SETTINGS, "steps": steps, "val_every": steps, "val_before_train": False, "n_workers": 64}
+    arguments = [
+        *("--model", str(start(directory, model, imitated, files["val"])), "--agent", f"{__file__}:agent"),
+        *("--reward", "agl.trainer.quickstart.real:last_number"),
+        *("--tasks", str(directory / "tasks.jsonl"), "--val", str(directory / "val.jsonl")),
+        *(part for name, value in fixed.items() for part in ("--set", f"{name}={str(value).lower()}")),
+    ]
+    for n in range(1, seeds + 1):
+        for change in changes:
+            sweep(arguments, [f"{name}={value}" for name, value in (USUAL | change).items()], n, directory / "runs")
+
+
+def table(directory: Path, seeds: int) -> str:
+    """The table in Markdown: held-out reward after the last step, its mean and Student's 95 % interval over seeds."""
+    lines = ["| changed | seeds | mean, 95 % | each |", "|---|---|---|---|"]
+    if (directory / START).is_file():
+        lines.append(f"| the start | | {100 * json.loads((directory / START).read_text())['reward']:.1f} % | |")
+    for change in CHANGES:
+        facts = [directory / "runs" / place_of(USUAL | change, seed) / FACTS for seed in range(seeds)]
+        rewards = [100 * json.loads(file.read_text())["reward"] for file in facts if file.is_file()]
+        if not rewards:
+            continue
+        interval = ", {:.1f} to {:.1f}".format(*mean_interval(rewards)) if len(rewards) > 1 else ""
+        what = ", ".join(f"`{name}={value}`" for name, value in change.items()) or "nothing"
+        mean = f"{sum(rewards) / len(rewards):.1f} %{interval}"
+        lines.append(f"| {what} | {len(rewards)} | {mean} | {', '.join(f'{r:.0f}' for r in rewards)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, default=Path("runs/settings"))
+    parser.add_argument("--model", help="another model than SmolLM2: a directory, a hub id or a GGUF file")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--table", action="store_true", help="show what has ended, and train nothing")
+    parser.add_argument("--short", action="store_true", help="one step of the last setting, to see that it runs")
+    options = parser.parse_args(argv)
+    directory = options.directory.resolve()
+    if not options.table:
+        train(directory, options.seeds, model=options.model, short=options.short)
+    print(table(directory, options.seeds))
+
+
+if __name__ == "__main__":
+    main()
