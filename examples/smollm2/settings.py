@@ -68,7 +68,7 @@ def start(directory: Path, model: str | None, imitated: int, heldout: Sequence[T
         )
         learner = agl.Trainer(algorithm, directory=directory / "imitation", seed=0, n_workers=64)
         result = learner.fit(agl.wrap(agent, reward=last_number), [], heldout)
-        shutil.copytree(result.policy, policy)
+        shutil.copytree(str(result.policy), policy)
         (directory / START).write_text(json.dumps({"reward": result.history[-1]["val/reward"]}), encoding="utf-8")
     return policy
 
