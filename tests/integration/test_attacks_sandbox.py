@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from containers import own_image
 from paths import pythonpath
 from sandbox import needs_a_sandbox
 
@@ -379,36 +380,9 @@ def test_the_memory_of_the_trainer_does_not_grow_with_what_programs_print() -> N
 
 @pytest.fixture(scope="module")
 def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
-    """Podman's, with an image of this machine's own Python: nothing is pulled."""
-    python = "/usr/bin/python3"
-    if not shutil.which("podman") or not shutil.which("runc") or not os.access(python, os.X_OK):
-        pytest.skip("needs podman, runc and a Python in /usr/bin")
-    folder = tmp_path_factory.mktemp("image")
-    (folder / "containers.conf").write_text('[engine]\nruntime = "runc"\n')
-    root = folder / "root"
-    for name in ("tmp", "proc", "dev", "sys", "etc"):
-        (root / name).mkdir(parents=True)
-    (root / "tmp").chmod(0o1777)
-    ask = "import sysconfig, glob, sys; print(sysconfig.get_path('stdlib')); print(sys.executable)"
-    library, real = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
-    modules = [str(path) for path in Path(library, "lib-dynload").glob("*.so")]
-    needed = subprocess.run(["ldd", real, *modules], capture_output=True, text=True, check=False).stdout
-    files = {word for word in needed.split() if word.startswith("/") and Path(word).is_file()}
-    for path in (python, str(Path(real).resolve()), *files):
-        (root / path[1:]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, root / path[1:])
-    shutil.copytree(library, root / library[1:], ignore=shutil.ignore_patterns("__pycache__", "test", "dist-packages"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CONTAINERS_CONF", str(folder / "containers.conf"))
-        subprocess.run(["tar", "-cf", folder / "image.tar", "-C", root, "."], check=True)
-        image = "localhost/agl-test-python"
-        subprocess.run(["podman", "import", "-q", folder / "image.tar", image], check=True, capture_output=True)
-        sandbox = Container("podman", image)
-        if problem := sandbox.problem():
-            pytest.fail(problem)
+    with own_image(tmp_path_factory.mktemp("image")) as sandbox:
         yield sandbox
         running.pool.cache_clear()  # its spares end
-        subprocess.run(["podman", "rmi", "--force", image], check=False, capture_output=True)
 
 
 def test_a_container_holds_a_program(container: Container) -> None:

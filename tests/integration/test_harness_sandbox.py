@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from containers import own_image
 
 import agl
 from agl.errors import ConfigError, RolloutError
 from agl.testing.provider import Provider, Reply, serve
+from agl.trainer.processes.sandbox import Sandbox
 from agl.trainer.report.explain import list_rollouts
 from agl_harnesses import Attempt, Harness
 
@@ -68,13 +70,25 @@ def provider() -> Iterator[Provider]:
 
 
 Run = Callable[..., dict[str, Any]]
+PROGRAMS = ["sh", "awk", "cat", "chmod", "env", "find", "grep", "head", "ln", "ls", "rm", "sleep", "truncate", "yes"]
+"""What the scripts here call."""
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", pytest.param("podman", marks=pytest.mark.night)])
+def walls(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | Sandbox]:
+    if request.param == "podman":
+        with own_image(tmp_path_factory.mktemp("image"), *PROGRAMS) as container:
+            yield container
+    else:
+        yield "bubblewrap"
 
 
 @pytest.fixture
-def run(seen: Seen, provider: Provider, tmp_path: Path) -> Run:
+def run(walls: str | Sandbox, seen: Seen, provider: Provider, tmp_path: Path) -> Run:
     def run(script: str, **settings: Any) -> dict[str, Any]:
         """What one attempt came to, as `RolloutReport.output`."""
-        agent = shell(seen, env={"OPENAI_BASE_URL": provider.url, "OPENAI_API_KEY": KEY}, **settings)
+        provided = {"OPENAI_BASE_URL": provider.url, "OPENAI_API_KEY": KEY}
+        agent = shell(seen, env=provided, isolation=walls, **settings)
         directory = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         trainer = agl.Trainer(agl.Baseline(), directory=directory, progress=False, max_attempts=1)
         result = trainer.fit(agent, [script])

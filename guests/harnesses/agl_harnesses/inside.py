@@ -51,6 +51,8 @@ def main() -> None:
 
     ended = supervisor.watched(lambda: _run(job, output), job, exceeded)
     said = os.pread(output, SHOWN_BYTES, max(0, os.fstat(output).st_size - SHOWN_BYTES))
+    if ended.get("status") and _killed_for_memory():
+        ended = {"reason": "used too much memory"}
     report = {**ended, "said": said.decode(errors="replace"), "refused": refused}
     try:
         copy = _packed(job["disk_mb"] << 20)
@@ -72,6 +74,17 @@ def _run(job: dict[str, Any], output: int) -> None:
     except OSError as error:
         os.write(2, f"{job['words'][0]} cannot be run: {error.strerror}\n".encode())
         os._exit(127)
+
+
+def _killed_for_memory() -> bool:
+    """Whether the kernel has ended a process of this container because of its memory: faster than who looks at it."""
+    for counts in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            with open(counts, encoding="ascii") as lines:
+                return any(line.startswith("oom_kill ") and int(line.split()[1]) for line in lines)
+        except OSError:
+            pass
+    return False
 
 
 def _packed(most: int) -> bytes:
