@@ -16,6 +16,9 @@ from agl_plan.simulate import Layout, Pace, run
 from agl_plan.workload import Workload, recorded, tool_times
 
 Row = dict[str, Any]
+# What else is there of a machine and of work is more than nothing.
+MAY_BE_0 = {"spread", "result", "price", "iteration", "switch", "reserved", "tensor_parallel", "lora", "seed"}
+SHARES = {"learn", "prefill", "decode", "gpu_memory"}
 # Layout -> batches in flight beyond a step's own (`num_warmup_batches`).
 VERL = {"verl sync": 0, "verl colocate_async": 1, "verl separate_async": 1}
 # By their data sheets; prices are round numbers, not offers.
@@ -100,6 +103,10 @@ def model(name: str) -> Model:
     if name[-1:] in "bB" and name[:-1].replace(".", "", 1).isdigit():
         # Heads of 128 numbers, a fourth as many for keys, an MLP 3.5 times as wide, about as many layers as heads.
         size = float(name[:-1]) * 1e9 / 2**14
+        if size < 2**13:
+            raise ConfigError(
+                f"--model {name}: its embeddings alone would be larger", hint="name a directory or hub id"
+            )
         n = min(range(4, 129, 4), key=lambda n: abs(13 * n**3 + 2004 * n - size))
         shape: dict[str, Any] = {"num_attention_heads": n, "num_key_value_heads": n // 4, "vocab_size": 128256}
         shape |= {"num_hidden_layers": max(1, round((size - 2004 * n) / (13 * n * n)))}
@@ -117,6 +124,10 @@ def parts(machine: str, tool: str, settings: Sequence[str]) -> tuple[Workload, S
     values = numbers(settings)
     known = [{*cls.__dataclass_fields__} - {"tools", "recorded"} for cls in (Workload, Site)]
     reject_unknown(values, known[0] | known[1], "--set")
+    for name, value in values.items():
+        if (value == 0 and name not in MAY_BE_0) or (value > 1 and name in SHARES):
+            hint = "give a share, above 0 and at most 1" if name in SHARES else "give more than 0"
+            raise ConfigError(f"--set {name}={value:g}", hint=hint)
     of_workload, of_site = ({name: value for name, value in values.items() if name in names} for names in known)
     return Workload(tools=tool_times(tool), **of_workload), Site(**MACHINES[machine] | of_site)
 
