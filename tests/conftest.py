@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -51,6 +52,10 @@ pytest.register_assert_rewrite("engine_suite")
 
 FAST = Path(__file__).parent / "unit"
 """The fast tier: what stands here and is marked neither `slow`, `full` nor `night`."""
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else some libraries find at the exit that their objects were never freed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -147,6 +152,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if twice:
             raise pytest.UsageError(f"mark as serial, and run with -n0: {', '.join(twice)}")
     session.config.stash[COLLECTED] = frozenset(sys.modules)
+    # What has been imported stays: each run would visit all of it, as it begins, in search of garbage.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ class Workplace:
         self._endpoint: Endpoint | None = None
         self._processes: GatewayProcesses | None = None
         self._gc_threshold: tuple[int, int, int] | None = None
+        self._froze = False
         self._resumable: ResumableRollouts | None = None
         self._coordinator: RunCoordinator | None = None
         self._runner: Runner | None = None
@@ -164,9 +165,11 @@ class Workplace:
             await self.stop()
             raise
         # A full collection visits every object of the frameworks and torch, a fifth of a second each time; they live
-        # as long as the run anyway.
-        gc.collect()
-        gc.freeze()
+        # as long as the run anyway. Who has frozen them already is left alone.
+        self._froze = not gc.get_freeze_count()
+        if self._froze:
+            gc.collect()
+            gc.freeze()
         # What a step makes lives until its end: looking for garbage after every 700 new objects visits it in vain.
         self._gc_threshold = gc.get_threshold()
         gc.set_threshold(10_000, *self._gc_threshold[1:])
@@ -286,7 +289,8 @@ class Workplace:
         if self._cluster is not None:
             await self._cluster.leave()
         self._runner = self._coordinator = self._endpoint = self._processes = self._cluster = None
-        gc.unfreeze()
+        if self._froze:
+            gc.unfreeze()
         if self._gc_threshold is not None:
             gc.set_threshold(*self._gc_threshold)
             self._gc_threshold = None
