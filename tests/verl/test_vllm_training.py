@@ -23,6 +23,7 @@ if importlib.util.find_spec("vllm") is None:
 from paths import pythonpath
 from running import gone
 from sampled_rows import sampled_rows
+from schema_agent import structured
 from transformers import AutoModelForCausalLM
 from vllm_training import train
 
@@ -71,6 +72,24 @@ def test_two_steps_by_what_was_just_trained_and_a_resume_after_a_kill(tiny_polic
     assert result.policy is not None
 
 
+def test_answers_within_a_schema_are_trained_as_they_were_sampled(tiny_policy: Path, tmp_path: Path) -> None:
+    """As JSON, as a forced call and as a call of a strict tool: vLLM hides what the learner hides."""
+    algorithm = agl.GRPO(
+        model=str(tiny_policy), engine="vllm", device="cpu", threads=1, group_size=4, batch_size=8, steps=2,
+        learning_rate=1e-3, max_response_tokens=60, max_context=256,
+    )  # fmt: skip
+    trainer = agl.Trainer(algorithm, n_workers=16, directory=tmp_path, progress=False, max_attempts=1)
+    result = trainer.fit(structured, arithmetic_tasks(64, seed=0, split="train"))
+    assert all(entry["train/failed_rollouts"] == 0 for entry in result.history)
+    ratios = [value for entry in result.history for key, value in entry.items() if key.endswith("abs_log_ratio")]
+    assert ratios
+    assert max(ratios) < EXACT
+    calls = asyncio.run(calls_of(result.store))
+    assert all(call.grammar for call in calls)
+    assert {bool(call.tool_call_ids) for call in calls} == {True, False}
+    assert sum(int((call.logprobs == 0).sum()) for call in calls) > 500, "no token was forced"
+
+
 @pytest.mark.night
 def test_the_next_step_is_sampled_while_one_is_learned(tiny_policy: Path, tmp_path: Path) -> None:
     before = sockets()
@@ -117,7 +136,7 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
                 np.testing.assert_array_equal(await served(b), before)
                 assert [path.name for path in a.server._folder.iterdir() if path.is_dir()] == ["a-2"]
 
-                os.kill(a.server._process.pid, signal.SIGKILL)
+                os.kill(a.server._child.process.pid, signal.SIGKILL)
                 with pytest.raises(EngineError):
                     await b.generate(Request(PROMPT, Sampling(max_tokens=8)))
                 with pytest.raises(EngineError, match=r"(?s)vLLM died.*its last output was:\n.+"):

@@ -123,7 +123,7 @@ OnTokens = Callable[[Sequence[int], Sequence[float]], None]
 @runtime_checkable
 class Engine(Protocol):
     """Anything that samples tokens from a policy. One that holds answers to `Sampling.grammar` has a true attribute
-    `grammars`, too."""
+    `grammars`, too; one that refuses schemas has there a text that says why."""
 
     @property
     def max_context(self) -> int:
@@ -181,9 +181,9 @@ class ServedModel(Engine):
         raise EngineError(f"{self!r} gives no log-probs of a prompt", hint="implement prompt_logprobs")
 
 
-def holds_to_grammars(engine: Engine) -> bool:
-    """Whether its answers are held to `Sampling.grammar`."""
-    return bool(getattr(engine, "grammars", False))
+def holds_to_grammars(engine: Engine) -> bool | str:
+    """Whether its answers are held to `Sampling.grammar`; a text if it refuses requests with a schema, and why."""
+    return getattr(engine, "grammars", False)
 
 
 def require_served_model(option: str, value: object) -> None:

@@ -344,7 +344,7 @@ class VLLMEngine(ServedModel):
             "logprobs": sampling.top_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-        }
+        } | ({"structured_outputs": {"grammar": sampling.grammar}} if sampling.grammar else {})
 
     async def _check_logprobs(self, prompt: IntArray, sampling: Sampling) -> None:
         """Refuse sampling parameters for which the server would report other log-probs."""

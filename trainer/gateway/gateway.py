@@ -277,9 +277,10 @@ class Gateway:
         """`sampling` with the grammar of the request's schema and of the calls that it forces or allows, where the
         engine holds to one. Of a schema that it does not hold to, one line says why."""
         schema, reasoning = request.sampling.grammar, served.rendering.reasoning(prompt)
-        if not holds_to_grammars(served.engine):
-            engine = type(served.engine).__name__
-            why = f"{engine} does not enforce one; the local engine does: {install_line('structured')}"
+        if (held := holds_to_grammars(served.engine)) is not True:
+            if schema and held:
+                raise RequestError(400, held, param="response_format")
+            why = f"{type(served.engine).__name__} does not enforce one; agl's own does: {install_line('structured')}"
         elif request.force_tool:
             rests = served.rendering.forced_call(request.tools, request.force_tool).rests
             return replace(sampling, grammar=json_grammar(rests, served.stop_token_ids)) if rests else sampling

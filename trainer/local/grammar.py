@@ -1,7 +1,7 @@
 """Answers that are held to a JSON schema, tool calls too: which tokens may come next, by llguidance.
 
-Invariant: engine and learner hide the same tokens at the same places, so the log-probs of an answer are those of the
-distribution that it was drawn from: masked, and normalised again.
+Invariant: engine, vLLM and learner hide the same tokens at the same places, so the log-probs of an answer are those of
+the distribution that it was drawn from: masked, and normalised again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ class Grammars:
         return from_tokenizer(self._tokenizer, n_vocab=self._vocabulary, eos_token=list(stops) or None)
 
     def matcher(self, grammar: str) -> Any:
-        """A matcher at the beginning of an answer; None for the empty grammar.
+        """A matcher at the beginning of an answer; None for the empty grammar. Errors as of `compiled`."""
+        return self.compiled(grammar)[0] if grammar else None
+
+    def compiled(self, grammar: str) -> tuple[Any, str]:
+        """A matcher at the beginning of an answer, and the grammar as vLLM takes it: Lark, with the stop tokens.
 
         Args:
             grammar: what `agl.trainer.engines.base.json_grammar` made.
@@ -68,8 +72,6 @@ class Grammars:
             ConfigError: the schema cannot be held.
             MissingExtraError: llguidance is not installed.
         """
-        if not grammar:
-            return None
         require("an answer in a JSON schema", "structured")
         from llguidance import LLMatcher
 
@@ -78,17 +80,20 @@ class Grammars:
         # Calls that were recorded before there were others have none of these.
         others = parts.get("trigger", ""), parts.get("otherwise"), parts.get("several", True)
         start = self._start(parts.get("reasoning", "none"))
-        matcher = LLMatcher(tokenizer, start + self._lark(parts["forms"], *others), log_level=0)
+        text = start + self._lark(parts["forms"], *others)
+        matcher = LLMatcher(tokenizer, text, log_level=0)
         if matcher.is_error() and all(before or after for before, _, after, *_ in parts["forms"]):
             # A call that the agent forces is one at least, whatever its parameters.
             calls = [(before, _any(schema, style), after, *style) for before, schema, after, *style in parts["forms"]]
-            matcher = LLMatcher(tokenizer, start + self._lark(calls, *others), log_level=0)
+            text = start + self._lark(calls, *others)
+            matcher = LLMatcher(tokenizer, text, log_level=0)
         if matcher.is_error():
             raise ConfigError(
                 f"answers cannot be held to this schema: {matcher.get_error()}",
                 hint="simplify the schema, or leave it out",
             )
-        return matcher
+        stops = " | ".join(f"<[{token}]>" for token in parts["stop"])
+        return matcher, f"start: whole {stops and f'({stops})'}\n{text.replace('start', 'whole', 1)}"
 
     def _lark(self, forms: Sequence[Sequence[Any]], trigger: str, otherwise: Any, several: bool) -> str:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""

@@ -25,11 +25,12 @@ import orjson
 from agl.errors import AglError, ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Request
+from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
 from agl.trainer.engines.vllm import VLLMEngine
 from agl.trainer.local.loading import NewLines
 from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress, environment
 from agl.trainer.local.protocol import PolicyInfo, PolicySpec
+from agl.trainer.local.tokenizer import load_tokenizer
 from agl.trainer.processes.child import Child
 
 GPU_MEMORY = 0.4
@@ -230,8 +231,7 @@ class VLLMPolicy(LocalPolicy):
     def __init__(self, policy: LocalPolicy, server: VLLMServer) -> None:
         super().__init__(policy.spec, policy.process)
         self.server = server
-        # vLLM's grammars allow other tokens than the learner's would.
-        self.grammars = False
+        self._grammars: Any = None
         self.processes = (*self.processes, server)
         self.info = replace(policy.info, dtype=server.dtype)
         self._engine = server.engine()
@@ -240,7 +240,15 @@ class VLLMPolicy(LocalPolicy):
 
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         self._check_name(request.policy)
+        if request.sampling.grammar:
+            request = replace(request, sampling=await asyncio.to_thread(self._held, request.sampling))
         return await self._engine.generate(request, on_tokens=on_tokens)
+
+    def _held(self, sampling: Sampling) -> Sampling:
+        from agl.trainer.local.grammar import Grammars  # imports torch
+
+        self._grammars = self._grammars or Grammars(load_tokenizer(self.spec.model), self.info.vocab_size)
+        return replace(sampling, grammar=self._grammars.compiled(sampling.grammar)[1])
 
     async def train(
         self, sequences: list[TrainingRow], *, lr_scale: float = 1.0, pairs: Sequence[tuple[str, str]] = ()
@@ -316,6 +324,7 @@ def _options(spec: PolicySpec, info: PolicyInfo, dtype: str) -> list[object]:
     options: list[object] = [
         "--dtype", dtype, "--max-model-len", info.max_context, "--max-num-seqs", spec.max_batch, "--seed", spec.seed,
         "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log", "--disable-log-stats",
+        "--structured-outputs-config", '{"backend": "guidance"}',
     ]  # fmt: skip
     if info.device.startswith("cuda"):
         return [*options, "--gpu-memory-utilization", spec.gpu_memory or GPU_MEMORY, "--enable-sleep-mode"]

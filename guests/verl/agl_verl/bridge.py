@@ -24,13 +24,14 @@ from tensordict import NonTensorStack, TensorDict
 from agl.errors import AglError, ConfigError, NoTrainableDataError, TrainingError
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.local.grammar import Grammars
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.run.results import measurement, require_some, require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.types import Mode
-from agl_verl import checkpoints, cluster, metrics
+from agl_verl import checkpoints, cluster, metrics, schemas
 from agl_verl.config.checks import PER_CALL
 from agl_verl.config.compose import compose
 from agl_verl.config.plan import ROLLOUT, Plan
@@ -240,7 +241,10 @@ class _Bridge:
         run, plan = self.run, self.plan
         await asyncio.to_thread(tq.init)
         seeds = bool(plan.settings.get(f"{ROLLOUT}.full_determinism"))
-        engine = self._engine = VerlEngine(client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds)
+        engine = self._engine = VerlEngine(
+            client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds,
+            grammars=schemas.refusal(plan) or Grammars(tokens.tokenizer, tokens.vocabulary or len(tokens.tokenizer)),
+        )  # fmt: skip
 
         def register(gateway: Gateway) -> None:
             gateway.serve(self.policy, engine, tokens.rendering, tokens.stop_token_ids)
@@ -439,10 +443,12 @@ class _Tokens:
     """What a model's directory says about its tokens, without its weights.
 
     Attributes:
-        rendering: messages to tokens and back. stop_token_ids: end an answer, in addition to the rendering's own.
+        tokenizer: as loaded. rendering: messages to tokens and back.
+        stop_token_ids: end an answer, in addition to the rendering's own.
         check_ids: tokens of the weight check. vocabulary: how many ids the model knows; None if it does not say.
     """
 
+    tokenizer: Any
     rendering: Rendering
     stop_token_ids: tuple[int, ...]
     check_ids: list[int]
@@ -457,5 +463,9 @@ def _tokens(model: str) -> _Tokens:
     tokenizer = load_tokenizer(model)
     vocabulary = getattr(AutoConfig.from_pretrained(model).get_text_config(), "vocab_size", None)
     return _Tokens(
-        Rendering(tokenizer), stop_token_ids(model, tokenizer), list(tokenizer.encode(_CHECK_TEXT)), vocabulary
+        tokenizer,
+        Rendering(tokenizer),
+        stop_token_ids(model, tokenizer),
+        list(tokenizer.encode(_CHECK_TEXT)),
+        vocabulary,
     )

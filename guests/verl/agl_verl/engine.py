@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,12 @@ import numpy as np
 from agl.errors import EngineError
 from agl.mdp.types import Call, IntArray
 from agl.trainer.engines.base import Completion, OnTokens, Request, StopReason, check_prompt, check_sampling
+from agl_verl.schemas import Lark
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
+
+    from agl.trainer.local.grammar import Grammars
 
 
 class VerlEngine:
@@ -26,13 +30,22 @@ class VerlEngine:
     Args:
         client: verl's. max_context: of the servers, in tokens. vocabulary: how many ids the model knows.
         seeds: whether requests are sampled by their seeds: vLLM then samples each one separately, which is slow.
+        grammars: of the model, to hold answers to schemas; or why requests with a schema are refused.
     """
 
     def __init__(
-        self, client: LLMServerClient, max_context: int, *, vocabulary: int | None = None, seeds: bool = False
+        self,
+        client: LLMServerClient,
+        max_context: int,
+        *,
+        vocabulary: int | None = None,
+        seeds: bool = False,
+        grammars: Grammars | str = "",
     ) -> None:
         self._client, self._max_context = client, max_context
         self._vocabulary, self._seeds = vocabulary, seeds
+        self._grammars = grammars
+        self.grammars: bool | str = grammars if isinstance(grammars, str) else True
         self._newest: dict[bytes, int] = {}
 
     @property
@@ -74,6 +87,8 @@ class VerlEngine:
             params["stop_token_ids"] = list(sampling.stop_token_ids)
         if self._seeds:
             params["seed"] = sampling.seed
+        if sampling.grammar and not isinstance(self._grammars, str):
+            params["structured_outputs"] = Lark((await asyncio.to_thread(self._grammars.compiled, sampling.grammar))[1])
         try:
             output = await self._client.generate(
                 request_id=request.session or uuid.uuid4().hex, prompt_ids=prompt.tolist(), sampling_params=params

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from agl.trainer.run.checkpoints import CHECKPOINTS
+from agl_verl import schemas
 from agl_verl.config.checks import PER_CALL
 from agl_verl.config.plan import ACTOR, ROLLOUT, Plan
 
@@ -108,4 +109,4 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, A
     contents = f"{ACTOR}.checkpoint.save_contents"
     if contents not in plan.settings:
         keys[contents] = ["model", "optimizer", "extra", "hf_model"]
-    return keys
+    return {**keys, **schemas.overrides(plan)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from agl.trainer.runners.protocol import RolloutResult
 
 ADVANTAGES = "agl_advantages"
 """The field of a row that holds its advantages, one per token."""
+GRAMMARS = "agl_grammars"
+"""The field of a row that says what its answers were held to: "" for nothing, or the JSON of `Chain.grammars`."""
 SOURCE = "agl"
 """verl's `data_source` of every row."""
 
@@ -37,6 +40,7 @@ class Chain:
         logprobs: float32 [R], behaviour log-probs; 0 where not trained.
         rewards: float32 [R]: their sum from a token on is that token's call's return (without discount).
         advantages: float32 [R]; 0 where not trained.
+        grammars: (first index in `ids`, end, grammar) of each answer that was held to one.
     """
 
     rollout_id: str
@@ -47,6 +51,7 @@ class Chain:
     logprobs: FloatArray
     rewards: FloatArray
     advantages: FloatArray
+    grammars: tuple[tuple[int, int, str], ...] = ()
 
     @property
     def ids(self) -> LongArray:
@@ -90,6 +95,7 @@ def chains(row: TrainingRow, returns: Mapping[str, float]) -> Iterator[Chain]:
             logprobs=np.where(mask, row.logprobs[response], np.float32(0)),
             rewards=_rewards(row.calls[response], mask, {c: returns[row.call_ids[c]] for c in calls}),
             advantages=np.where(mask, row.advantages[response], np.float32(0)),
+            grammars=tuple(_grammars(row, path)),
         )
 
 
@@ -103,6 +109,14 @@ def _path(row: TrainingRow, leaf: int) -> Any:
         path.append(index)
         index = int(row.parents[index])
     return np.asarray(path[::-1])
+
+
+def _grammars(row: TrainingRow, path: Any) -> Iterator[tuple[int, int, str]]:
+    """As in `Chain`, for the tokens of a path."""
+    for c, grammar in enumerate(row.grammars):
+        places = np.flatnonzero(row.calls[path] == c)
+        if grammar and places.size:
+            yield int(places[0]), int(places[-1]) + 1, grammar
 
 
 def _rewards(owner: IntArray, mask: BoolArray, returns: Mapping[int, float]) -> FloatArray:
@@ -270,6 +284,7 @@ def _row(prompt: Prompt, key: str, uid: str, chain: Chain, versions: tuple[int, 
         "rollout_log_probs": chain.logprobs,
         "rm_scores": chain.rewards,
         ADVANTAGES: chain.advantages,
+        GRAMMARS: json.dumps(chain.grammars) if chain.grammars else "",
     }
     tag = {
         "status": "success",

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils.config import validate_config
@@ -29,22 +28,6 @@ POLL_SECONDS = 0.1
 """How often the trainer looks for finished groups. verl's own 2 s rounds every step up by a second on average."""
 
 
-class _CheckpointEvents(CheckpointCallback):
-    """The user's callback, then ours."""
-
-    def __init__(self, user: CheckpointCallback, send: Send) -> None:
-        super().__init__()
-        self._user, self._send = user, send
-
-    def on_save(
-        self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
-    ) -> None:
-        self._user.on_save(
-            trainer=trainer, global_step=global_step, checkpoint_dir=checkpoint_dir, async_save=async_save, **kwargs
-        )
-        self._send(Checkpoint(global_step, checkpoint_dir))
-
-
 def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids: Sequence[int]) -> type[Any]:
     """verl's trainer for a mode, with what we add at its hooks."""
     base: Any = get_trainer_cls(mode)
@@ -52,7 +35,6 @@ def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids
     class Trainer(base):
         def __init__(self, config: DictConfig) -> None:
             super().__init__(config)
-            self.checkpoint_callback = _CheckpointEvents(self.checkpoint_callback, send)
             self.replay_buffer.poll_interval = POLL_SECONDS
             names = _MODELS if self.use_critic else _MODELS[:1]
             self._mini_batches = _mini_batches(config, names, self.parameter_sync_step)
@@ -73,6 +55,8 @@ def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids
         def _save_checkpoint(self) -> None:
             super()._save_checkpoint()
             self._saved_step = self.global_steps
+            folder = f"{self.config.trainer.default_local_dir}/global_step_{self.global_steps}"
+            send(Checkpoint(self.global_steps, folder))
 
         def on_step_end(self) -> None:
             # Before the servers take their memory back; the sequence is the same each time.

@@ -30,7 +30,7 @@ from agl.trainer.rendering.rendering import Rendering
 class _Engine:
     """A policy's engine, in the parent."""
 
-    def __init__(self, peer: Peer, max_context: int, grammars: bool) -> None:
+    def __init__(self, peer: Peer, max_context: int, grammars: bool | str) -> None:
         self._peer, self.max_context, self.grammars = peer, max_context, grammars
 
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
@@ -85,7 +85,7 @@ class Worker:
         rendering: bytes,
         stop_token_ids: tuple[int, ...],
         max_context: int,
-        grammars: bool,
+        grammars: bool | str,
     ) -> None:
         """Serve a policy; its engine is in the parent."""
         self._gateway.serve(name, _Engine(self.peer, max_context, grammars), _unpickled(rendering), stop_token_ids)

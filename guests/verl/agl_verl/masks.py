@@ -1,0 +1,72 @@
+"""Hides from verl's actor and reference what a grammar hid when an answer was sampled; loaded as verl's `external_lib`.
+
+Invariant: log-probs, entropy and their gradients are those of the distribution that the answer was drawn from: masked,
+and normalised again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from verl.utils.tensordict_utils import get
+from verl.workers.engine import FSDPEngineWithLMHead
+
+from agl.trainer.local.grammar import Grammars, hidden
+from agl_verl.rows import GRAMMARS
+
+FLOOR = -1e9
+"""Logit of a hidden token. verl's entropy multiplies its probability, 0, by it: it must be finite."""
+
+Answers = Sequence[tuple[int, int, str]]
+"""(first token, end, grammar) of each answer of a row that was held to one."""
+
+
+def hide(logits: torch.Tensor, grammars: Grammars, held: Sequence[Answers], input_ids: Any) -> None:
+    """Set the logits of hidden tokens, in place.
+
+    Args:
+        logits: [B, T, V] of B rows that are padded on the right, or [1, T, V] of rows one after another.
+        held: of each of the B rows. input_ids: nested [B, *].
+    """
+    starts, ids = input_ids.offsets().tolist(), input_ids.values().tolist()
+    packed = logits.shape[0] != len(held)
+    places, bits = [], []
+    for row, answers in enumerate(held):
+        for first, end, grammar in answers:
+            matcher = grammars.matcher(grammar)
+            for t in range(first, end):
+                # The output before a token predicts it.
+                places.append((0, starts[row] + t - 1) if packed else (row, t - 1))
+                bits.append(grammars.bits([matcher])[0])
+                matcher.consume_token(ids[starts[row] + t])
+    if places:
+        rows, columns = torch.tensor(places, device=logits.device).T
+        mask = hidden(torch.from_numpy(np.stack(bits)).to(logits.device), logits.shape[-1])
+        logits[rows, columns] = logits[rows, columns].masked_fill(mask, FLOOR)
+
+
+def _masked(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def prepare_model_outputs(
+        self: Any, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
+    ) -> Any:
+        texts = get(micro_batch, GRAMMARS, [])
+        # One value stands for all rows where they share it.
+        texts = [texts] * len(micro_batch) if isinstance(texts, str) else texts
+        held = [json.loads(text) if text else [] for text in texts]
+        if any(held):
+            if not hasattr(self, "_agl_grammars"):
+                self._agl_grammars = Grammars(self.model_config.tokenizer, output.logits.shape[-1])
+            hide(output.logits, self._agl_grammars, held, micro_batch["input_ids"])
+        return original(self, output, output_args, micro_batch, logits_processor_func)
+
+    return prepare_model_outputs
+
+
+_engine: Any = FSDPEngineWithLMHead
+_engine.prepare_model_outputs = _masked(_engine.prepare_model_outputs)
