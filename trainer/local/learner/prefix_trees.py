@@ -121,12 +121,12 @@ def begin_once(
     """The trees of what micro-batches in a row all begin with, to be computed once if it is above `worth` tokens, and
     of the rest of each, which is never empty, with its rows. `block`: as of `part`."""
     places = [np.unique(np.concatenate([trees.places[i] for i in batch])) for batch in batches]
-    # By dynamic programming: the most tokens saved in the first k micro-batches, and how.
+    # By dynamic programming: the most tokens saved in the first k micro-batches, and how. Longer runs save little more.
     best: list[tuple[float, list[tuple[range, Int64Array]]]] = [(0, [])]
     for last in range(len(batches)):
         common, options = places[last][:-1], [(best[last][0], last, NONE)]
-        for first in range(last - 1, -1, -1):
-            common = np.intersect1d(common, places[first][:-1], assume_unique=True)
+        for first in range(last - 1, max(last - 64, -1), -1):
+            common = common[np.isin(common, places[first][:-1], kind="table")]
             if common.size <= worth:
                 break
             options.append((best[first][0] + (last - first) * common.size - worth, first, common))
