@@ -558,14 +558,14 @@ MUTATIONS = (
         "trainer/local/learner/tree_attention.py",
         "[grad for _, grad in pairs])",
         "[0 * grad for _, grad in pairs])",
-        unit("learner", "test_a_group_shares_its_prefixes_with_every_objective"),
+        unit("learner", "TestEquality::test_a_group_shares_its_prefixes_with_every_objective"),
     ),
     Mutation(
         "a beginning is computed once for the wrong micro-batches",
         "trainer/local/learner/prefix_trees.py",
         "(last - first) * common.size - worth, first, common",
         "common.size - worth, first, common",
-        unit("learner", "test_what_is_computed_once_is_what_saves_most"),
+        unit("learner", "TestRows::test_what_is_computed_once_is_what_saves_most"),
     ),
     Mutation(
         "a copied mask ends the process",

@@ -99,8 +99,7 @@ def test_updates_are_those_of_one_process(directory: Path, tmp_path: Path, way: 
             assert difference(first, second) == 0
             assert difference(one, first) < 0.01 * difference(one, start)
             if way == "beginnings computed once":
-                assert expected["forwarded_tokens"] < 1.1 * expected["unique_tokens"]
-                assert metrics["forwarded_tokens"] < 1.8 * metrics["unique_tokens"]
+                assert metrics["forwarded_tokens"] < 1.3 * metrics["unique_tokens"]
             if way == "plain":
                 assert difference(one, first) < 1e-6
                 expected_rows = await alone.sequence_logprobs(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,11 +78,14 @@ def test_it_is_attention_with_the_trees_mask(dtype: Any, near: float, kept: int)
         torch.testing.assert_close(a.to(b.dtype), b, rtol=near, atol=near * 4)
 
 
-@pytest.mark.parametrize("kept", [0, 20, 200])
-def test_the_mask_of_a_gpu_is_that_of_the_blocks(kept: int):
+@pytest.mark.parametrize(
+    "kept", [range(0), range(20), range(200), [*range(33), *range(360, 365)]], ids=["none", "first", "many", "two"]
+)
+def test_the_mask_of_a_gpu_is_that_of_the_blocks(kept: Sequence[int]):
     rows = [*family(), *family(common=40, own=70, n=4), chain(np.arange(5, dtype=np.int32))]
-    whole, size = prefix_trees(rows), 384 if kept < 200 else 256
-    trees = whole.part(range(8), np.arange(kept, len(whole)), np.arange(kept), 128)
+    whole, size = prefix_trees(rows), 384 if len(kept) < 200 else 256
+    others = np.setdiff1d(np.arange(len(whole)), kept)
+    trees = whole.part(range(8), others, np.array(kept, np.int64), 128)
     assert size - 128 < len(trees) < size
     query = np.arange(size)[:, None]
     starts, ends = trees.seen_by(size)
