@@ -568,13 +568,6 @@ MUTATIONS = (
         unit("learner", "TestRows::test_what_is_computed_once_is_what_saves_most"),
     ),
     Mutation(
-        "a copied mask ends the process",
-        "trainer/local/learner/tree_attention.py",
-        "attention_mask[..., 3].max() > key.shape[2]",
-        "attention_mask[..., 3].max() > 2**40",
-        unit("tree_attention", "test_a_model_whose_attention_gets_a_copy_of_the_mask_keeps_its_own"),
-    ),
-    Mutation(
         "interval of success too narrow",
         "trainer/report/statistics.py",
         "half = z * np.sqrt(p * (1 - p) / effective",
