@@ -1,4 +1,5 @@
-"""Learner speed: one update on the prefix trees of whole groups, on one row per rollout, and on one row per call.
+"""Learner speed: one update on the prefix trees of whole groups, on one row per rollout, and on one row per call. The
+side "per micro-batch" is "group trees" where each micro-batch computes its rows' common beginning for itself.
 
     python benchmarks/learner.py [--prompt 2000 --turns 4] [--device cuda] [--size 1.5b | --model DIR] [--json FILE]
 
@@ -15,10 +16,12 @@ import json
 import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -27,6 +30,8 @@ from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Call, Trajectory, Transition, float_array, int_array
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.learner.learner import Learner
+from agl.trainer.local.learner.microbatches import MicroBatch
+from agl.trainer.local.learner.prefix_trees import PrefixTrees, begin_once
 from agl.trainer.local.memory import update_memory, with_adapters
 from agl.trainer.local.model import LoadedPolicy, add_adapter, load_policy
 
@@ -107,8 +112,24 @@ def conversations(arguments: argparse.Namespace, turns: int, vocabulary: int) ->
     return trajectories
 
 
-SIDES = {"group trees": (merge, True), "per rollout": (merge, False), "per call": (unmerged, False)}
-"""How calls become rows, and whether rollouts share what they begin with."""
+class BeginsEachTime(Learner):
+    """Computes what micro-batches have in common in each of them."""
+
+    def _microbatches(self, *arguments: Any) -> Iterator[tuple[list[int], MicroBatch]]:
+        def apart(trees: PrefixTrees, batches: Seq[list[int]], _worth: float, block: int) -> Any:
+            return begin_once(trees, batches, float("inf"), block)
+
+        with patch("agl.trainer.local.learner.learner.begin_once", apart):
+            yield from super()._microbatches(*arguments)
+
+
+SIDES = {
+    "group trees": (merge, True, Learner),
+    "per micro-batch": (merge, True, BeginsEachTime),
+    "per rollout": (merge, False, Learner),
+    "per call": (unmerged, False, Learner),
+}
+"""How calls become rows, whether rollouts share what they begin with, and the learner."""
 
 
 def update(learner: Learner, rows: list[TrainingRow], device: torch.device) -> tuple[float, dict[str, float]]:
@@ -131,14 +152,14 @@ def prepare(
     advantages = {t.call.id: (-1.0) ** t.call.index for x in data for t in x.transitions}
     prepared = {}
     for side in sides:
-        how, share = SIDES[side]
+        how, share, kind = SIDES[side]
         config = LearnerConfig(
             autocast=arguments.autocast,
             max_tokens_per_microbatch=arguments.max_tokens_per_microbatch,
             share_prefixes=share,
         )
         rows = [row for t in data for row in how(t, advantages)]
-        prepared[side] = Learner(model, config, device), rows
+        prepared[side] = kind(model, config, device), rows
     return prepared
 
 
@@ -193,7 +214,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--rollouts", type=int, default=32)
     parser.add_argument("--group", type=int, default=8, help="rollouts that begin with the same prompt")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["group trees", "per rollout", "per call"])
     parser.add_argument("--prompt", type=int, default=32, help="tokens of the first prompt")
     parser.add_argument("--answer", type=int, default=24, help="tokens sampled per turn")
     parser.add_argument("--observation", type=int, default=16, help="tokens between two answers")
@@ -212,7 +233,7 @@ def main() -> None:
 
     results = []
     widths = {"rows": 6, "forwarded": 10, "trained": 8, "s/update": 9, "trained tok/s": 13, "TFLOP/s": 8, "MB": 7}
-    print(f"{'turns':>5} {'':>12} " + " ".join(f"{name:>{width}}" for name, width in widths.items()) + "  ratios")
+    print(f"{'turns':>5} {'':>15} " + " ".join(f"{name:>{width}}" for name, width in widths.items()) + "  ratios")
     for turns in arguments.turns:
         prepared = prepare(arguments, turns, arguments.sides, device)
         model = next(iter(prepared.values()))[0]._model
@@ -243,7 +264,7 @@ def main() -> None:
             found["token_ratio"] = forwarded / first["forwarded_tokens"]
             found["time_ratio"] = took / first["seconds"]
             print(
-                f"{turns:>5} {side:>12} {len(rows):>6} {forwarded:>10.0f} {found['trained_tokens']:>8.0f} {took:>9.3f} "
+                f"{turns:>5} {side:>15} {len(rows):>6} {forwarded:>10.0f} {found['trained_tokens']:>8.0f} {took:>9.3f} "
                 f"{found['trained_tokens_per_second']:>13.0f} {found['model_tflops_per_second']:>8.3f} "
                 f"{found['peak_bytes'] / 1e6:>7.0f}  {found['token_ratio']:.2f} tokens, {found['time_ratio']:.2f} time"
             )

@@ -542,9 +542,30 @@ MUTATIONS = (
     Mutation(
         "a padded place is seen",
         "trainer/local/learner/prefix_trees.py",
-        "ends_U = np.arange(1, size + 1)",
-        "ends_U = np.full(size, size)",
+        "np.arange(size + self.kept) + np.array([[0], [1]])",
+        "np.arange(size + self.kept) + np.array([[0], [size]])",
         unit("tree_attention", "test_the_mask_of_a_gpu_is_that_of_the_blocks"),
+    ),
+    Mutation(
+        "kept keys are seen by those before their own",
+        "trainer/local/learner/prefix_trees.py",
+        "starts[keys] = np.minimum(starts[keys], first)",
+        "starts[keys] = 0",
+        unit("tree_attention", "test_the_mask_of_a_gpu_is_that_of_the_blocks"),
+    ),
+    Mutation(
+        "what a beginning is used for gives it no gradient",
+        "trainer/local/learner/tree_attention.py",
+        "[grad for _, grad in pairs])",
+        "[0 * grad for _, grad in pairs])",
+        unit("learner", "TestEquality::test_a_group_shares_its_prefixes_with_every_objective"),
+    ),
+    Mutation(
+        "a beginning is computed once for the wrong micro-batches",
+        "trainer/local/learner/prefix_trees.py",
+        "(last - first) * common.size - worth, first, common",
+        "common.size - worth, first, common",
+        unit("learner", "TestRows::test_what_is_computed_once_is_what_saves_most"),
     ),
     Mutation(
         "interval of success too narrow",

@@ -34,6 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "many passes": {"max_tokens_per_microbatch": 40, "minibatches": 2, "share_prefixes": False},
     "reference and importance": {"kl_coef": 0.1, "rollout_is": "token", "entropy_coef": 0.01},
     "a step that goes too far": {"learning_rate": 0.02, "max_kl": 0.005},
+    "beginnings computed once": {"max_tokens_per_microbatch": 40, "kl_coef": 0.1},
     "critic": {"critic": True, "update_epochs": 2},
     "preferences": {"policy_loss": "dpo"},
 }
@@ -74,7 +75,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lora", [None, LoraSpec(rank=2)], ids=["whole", "lora"])
 def test_updates_are_those_of_one_process(directory: Path, tmp_path: Path, way: str, lora: LoraSpec | None) -> None:
-    if lora is not None and way not in ("plain", "reference and importance"):
+    if lora is not None and way not in ("plain", "reference and importance", "beginnings computed once"):
         pytest.skip("what LoRA has of its own is in these")
     learner = LearnerConfig(**{"learning_rate": 1e-3, **WAYS[way]})
 
@@ -97,6 +98,8 @@ def test_updates_are_those_of_one_process(directory: Path, tmp_path: Path, way: 
             (one,), (first, second) = await states(alone, tmp_path / "one"), await states(both, tmp_path / "two")
             assert difference(first, second) == 0
             assert difference(one, first) < 0.01 * difference(one, start)
+            if way == "beginnings computed once":
+                assert metrics["forwarded_tokens"] < 1.3 * metrics["unique_tokens"]
             if way == "plain":
                 assert difference(one, first) < 1e-6
                 expected_rows = await alone.sequence_logprobs(rows)

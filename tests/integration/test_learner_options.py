@@ -59,7 +59,7 @@ def learner(name: str, attention: str = "eager", **options: Any) -> Learner:
 
 @functools.cache
 def rows(name: str) -> list[TrainingRow]:
-    """Two rollouts, one of them a tree; their log-probs are the model's with some noise."""
+    """Two rollouts that begin alike, one of them a tree; their log-probs are the model's with some noise."""
     rng = np.random.default_rng(0)
 
     def tokens(n: int) -> list[int]:
@@ -67,7 +67,7 @@ def rows(name: str) -> list[TrainingRow]:
 
     prompt, answer = tokens(60), tokens(20)
     tree = [call(0, prompt, answer), call(1, prompt, tokens(16)), call(2, [*prompt, *answer, *tokens(9)], tokens(20))]
-    chained = [call(0, tokens(40), tokens(30), rollout="s", temperature=0.8)]
+    chained = [call(0, prompt[:40], tokens(30), rollout="s", temperature=0.8)]
     made = [
         *merge(trajectory(tree), {f"r/{k}": a for k, a in enumerate((1.0, -1.5, 0.5))}),
         *merge(trajectory(chained, "s"), {"s/0": 0.7}),
@@ -98,15 +98,18 @@ EXACT = {"logprobs": 2e-5, "loss": 1e-5, "gradient": 2e-4}
 ROUNDED = {"logprobs": 0.05, "loss": 5e-3, "gradient": 0.05}
 
 
+BEGINNING: dict[str, Any] = {"share_prefixes": True, "max_tokens_per_microbatch": 100}
+"""What both rows begin with is computed once, for a micro-batch of each."""
 OPTIONS: dict[str, tuple[dict[str, Any], int | None, dict[str, float]]] = {
     "sdpa": ({"attention": "sdpa"}, None, EXACT),
     "trees": ({"share_prefixes": True}, None, EXACT),
+    "beginning": (BEGINNING, None, EXACT),
     "chunks": ({}, 1 << 21, EXACT),
     "checkpointing": ({"activation_checkpointing": True}, None, EXACT),
     "bfloat16": ({"autocast": "bfloat16"}, None, ROUNDED),
     "bfloat16 sdpa": ({"attention": "sdpa", "autocast": "bfloat16"}, None, ROUNDED),
-    "all but bfloat16": ({"share_prefixes": True, "activation_checkpointing": True}, 1 << 21, EXACT),
-    "all": ({"share_prefixes": True, "autocast": "bfloat16", "activation_checkpointing": True}, 1 << 21, ROUNDED),
+    "all but bfloat16": (BEGINNING | {"activation_checkpointing": True}, 1 << 21, EXACT),
+    "all": (BEGINNING | {"autocast": "bfloat16", "activation_checkpointing": True}, 1 << 21, ROUNDED),
 }
 """Name -> settings, logits in a chunk, bounds."""
 
@@ -128,6 +131,9 @@ def test_each_option_computes_what_float32_does(name: str, option: str, monkeypa
     metrics, found = gradients(subject, rows(name))
     assert np.abs(trained_logprobs(subject, name) - expected_logprobs).max() < bounds["logprobs"]
     assert metrics["loss"] == pytest.approx(expected["loss"], abs=bounds["loss"])
+    assert (
+        metrics["forwarded_tokens"] == metrics["unique_tokens" if "share_prefixes" in options else "forwarded_tokens"]
+    )
     assert found.keys() == expected_gradient.keys()
     difference = torch.stack([(found[n] - g).norm() for n, g in expected_gradient.items()]).norm()
     norm = torch.stack([g.norm() for g in expected_gradient.values()]).norm()
@@ -180,7 +186,11 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
         ),
         *(
             pytest.param("llama-30m", 512, options, marks=pytest.mark.night)
-            for options in ({"attention": "sdpa"}, {"share_prefixes": True, "activation_checkpointing": True})
+            for options in (
+                {"attention": "sdpa"},
+                {"share_prefixes": True, "common": 256},
+                {"share_prefixes": True, "activation_checkpointing": True, "common": 256},
+            )
         ),
         pytest.param(
             "llama-30m",
@@ -194,19 +204,23 @@ def test_no_tensor_of_all_tokens_and_the_whole_vocabulary_is_made(monkeypatch: p
 def test_an_update_takes_the_memory_that_the_formula_says(
     name: str, length: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The peak within a tenth, and what an update adds to weights, gradient and moments within a quarter."""
+    """The peak within a tenth, and what an update adds to weights, gradient and moments within a quarter; also where
+    `common` tokens are computed once, and kept while each of two micro-batches of three rows is."""
+    common, batch = options.get("common", 0), 3 if "common" in options else 2
+    options = {k: v for k, v in options.items() if k != "common"}
     for module in (LIMIT, "agl.trainer.local.memory.CHUNK_ELEMENTS"):
         monkeypatch.setattr(module, length << 14)
-    batch = 2
-    subject = learner(name, max_tokens_per_microbatch=batch * length, **options)
-    data = [long_row(i, length, MODELS[name][2]["vocab_size"]) for i in range(2 * batch)]
+    subject = learner(name, max_tokens_per_microbatch=2 * length, **options)
+    data = [long_row(i, length, MODELS[name][2]["vocab_size"], common) for i in range(2 * batch)]
     subject.update(data)  # makes the moments
     subject._optimizer.zero_grad(set_to_none=True)
     resident = training_bytes(subject._model)
     gradient = sum(p.nbytes for p in subject._model.parameters())
-    peak = resident - gradient + peak_bytes(lambda: subject.update(data), DEVICE)
+    metrics: dict[str, float] = {}
+    peak = resident - gradient + peak_bytes(lambda: metrics.update(subject.update(data)), DEVICE)
+    assert metrics["forwarded_tokens"] == 2 * batch * (length - common) + common
     formula = update_memory(
-        subject._model, subject.config, batch * length, row_tokens=length, trained=batch * data[0].n_actions,
+        subject._model, subject.config, 2 * length, row_tokens=length, trained=batch * data[0].n_actions,
         autocast=subject.autocast is not None,
     )  # fmt: skip
     assert formula.resident == resident
@@ -214,9 +228,10 @@ def test_an_update_takes_the_memory_that_the_formula_says(
     assert formula.total - resident == pytest.approx(peak - resident, rel=0.25)
 
 
-def long_row(i: int, length: int, vocabulary: int) -> TrainingRow:
+def long_row(i: int, length: int, vocabulary: int, common: int = 0) -> TrainingRow:
     mask = np.arange(length) >= length * 7 // 8
     ids = np.random.default_rng(i).integers(0, vocabulary, length)
+    ids[:common] = np.random.default_rng(100).integers(0, vocabulary, common)
     return replace(
         chain(int_array(ids)), rollout_id=str(i), call_ids=(f"{i}/0",), action_mask=mask, calls=np.where(mask, 0, -1),
         logprobs=np.where(mask, -np.log(vocabulary), 0).astype(np.float32), advantages=mask.astype(np.float32),

@@ -36,7 +36,7 @@ from agl.mdp.sequence import TrainingRow, merge, unmerged
 from agl.mdp.types import Trajectory
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.microbatches import ancestors, collate, length_buckets
-from agl.trainer.local.learner.prefix_trees import divide, prefix_trees
+from agl.trainer.local.learner.prefix_trees import PrefixTrees, begin_once, chain, divide, prefix_trees
 
 torch.set_num_threads(1)
 
@@ -118,6 +118,17 @@ def contexts(row: TrainingRow) -> list[tuple[int, ...]]:
     return made
 
 
+def attended(trees: PrefixTrees) -> np.ndarray:
+    """bool [U, U + kept]: which keys each token sees. No two blocks hold the same pair."""
+    sees = np.zeros((len(trees), len(trees) + trees.kept), np.bool_)
+    for first, last, first_key, last_key in trees.blocks:
+        own = (first, last) == (first_key, last_key)
+        assert own or last_key <= first or first_key >= len(trees)
+        assert not sees[first:last, first_key:last_key].any()
+        sees[first:last, first_key:last_key] = np.tri(last - first) if own else True
+    return sees
+
+
 class TestRows:
     @settings(max_examples=60, deadline=None)
     @given(trajectories())
@@ -139,12 +150,7 @@ class TestRows:
         trees = prefix_trees(rows)
         contexts_of = [contexts(row) for row in rows]
         assert len(trees) == len({c for row in contexts_of for c in row})
-        sees = np.zeros((len(trees), len(trees)), np.bool_)
-        for first, last, first_key, last_key in trees.blocks:
-            own = (first, last) == (first_key, last_key)
-            assert own or last_key <= first
-            assert not sees[first:last, first_key:last_key].any()
-            sees[first:last, first_key:last_key] = np.tri(last - first) if own else True
+        sees = attended(trees)
         for places, of_row in zip(trees.places, contexts_of, strict=True):
             for place, context in zip(places, of_row, strict=True):
                 assert trees.token_ids[sees[place]].tolist() == list(context)
@@ -154,6 +160,42 @@ class TestRows:
         assert sorted(i for batch in batches for i in batch) == list(range(len(rows)))
         for batch in batches:
             assert len(batch) == 1 or len(prefix_trees([rows[i] for i in batch])) <= limit
+
+        found = []
+        for beginning, parts in begin_once(trees, batches, limit / 10, 1):
+            assert len(beginning) == 0 or (len(beginning) > limit / 10 and len(parts) > 1)
+            for batch, part in parts:
+                found.append(batch)
+                assert len(part) > 0
+                assert part.kept == len(beginning)
+                assert len(part) + len(beginning) == len(prefix_trees([rows[i] for i in batch]))
+                tokens, positions = (
+                    np.concatenate([getattr(x, name) for x in (part, beginning)]) for name in ("token_ids", "positions")
+                )
+                sees = np.zeros((tokens.size, tokens.size), np.bool_)
+                sees[: len(part)], sees[len(part) :, len(part) :] = attended(part), attended(beginning)
+                for i, places in zip(batch, part.places, strict=True):
+                    for place, context in zip(places, contexts_of[i], strict=True):
+                        seen = np.flatnonzero(sees[place])
+                        assert tokens[seen[positions[seen].argsort()]].tolist() == list(context)
+        assert found == batches
+
+    def test_what_is_computed_once_is_what_saves_most(self):
+        """Two groups of three whose prompts begin with the same 10 tokens, in micro-batches of one row; and two rows
+        that are alike, after one that is a part of them."""
+        groups = [[*range(10), *range(10 * g, 10 * g + 15), 90 + k] for g in (1, 3) for k in range(3)]
+        alike = [[0, 1, 2, 3], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4]]
+
+        def sizes(texts: list[list[int]], worth: float) -> list[tuple[int, list[int]]]:
+            trees = prefix_trees([chain(np.array(text, np.int32)) for text in texts])
+            found = begin_once(trees, [[i] for i in range(len(texts))], worth, 1)
+            return [(len(beginning), [len(part) for _, part in parts]) for beginning, parts in found]
+
+        assert sizes(groups, 5) == [(25, [1, 1, 1]), (25, [1, 1, 1])]
+        assert sizes([groups[0], *groups[3:]], 5) == [(0, [26]), (25, [1, 1, 1])]
+        assert sizes([groups[0], groups[3]], 5) == [(10, [16, 16])]
+        assert sizes(groups, 25) == [(0, [26])] * 6
+        assert sizes(alike, 1) == [(3, [1, 2, 2])]
 
     def test_a_group_that_fits_is_not_divided(self):
         """Five rows of six tokens that share four, twice, in micro-batches of 16: 14 each, though 16 would fit."""
@@ -300,18 +342,22 @@ class TestEquality:
 
     @pytest.mark.parametrize("options", OBJECTIVES, ids=lambda o: "+".join(o))
     def test_a_group_shares_its_prefixes_with_every_objective(self, options: dict[str, Any]):
+        """Its rows are more than a micro-batch, and compute their common beginning in a pass of its own."""
         model = tiny_model()
         rows = rows_of(group(5, 3), merge, model)
         results = []
-        for share in (True, False):
-            subject = learner(model, **options, kl_coef=0.1, entropy_coef=0.01, share_prefixes=share)
+        for share, limit in ((True, 50), (False, None)):
+            subject = learner(
+                model, **options, kl_coef=0.1, entropy_coef=0.01, share_prefixes=share, max_tokens_per_microbatch=limit
+            )
             if subject._value_head is not None:
                 torch.nn.init.normal_(
                     subject._value_head.weight, std=0.5, generator=torch.Generator(DEVICE).manual_seed(0)
                 )
             results.append(gradients(subject, rows))
         assert_same_update(*results)
-        assert results[0][0]["forwarded_tokens"] < results[1][0]["forwarded_tokens"]
+        assert results[0][0]["forwarded_tokens"] < 1.3 * results[0][0]["unique_tokens"]
+        assert 3 * results[0][0]["forwarded_tokens"] - 10 < results[1][0]["forwarded_tokens"]
 
     def test_also_with_kl_entropy_and_mini_batches(self):
         data = rollouts(4, seed=1)
@@ -343,11 +389,16 @@ class TestEquality:
 
     @pytest.mark.parametrize("lora", [False, True])
     def test_activation_checkpointing_gives_the_same_gradient(self, lora: bool):
-        """Also of an adapter with dropout, and its draws are those of the first computation."""
+        """Also of an adapter with dropout, and its draws are those of the first computation; with a group whose common
+        beginning is computed once for several micro-batches."""
         model = lora_model(dropout=0.3) if lora else tiny_model()
-        rows = rows_of(rollouts(4), model=tiny_model())
-        kept = gradients(learner(model), rows)
-        assert_same_update(kept, gradients(learner(model, activation_checkpointing=True), rows))
+        rows = rows_of([*rollouts(2), *group(5, 3)], model=tiny_model())
+        kept, again = (
+            gradients(learner(model, max_tokens_per_microbatch=50, activation_checkpointing=x), rows)
+            for x in (False, True)
+        )
+        assert_same_update(kept, again)
+        assert kept[0]["forwarded_tokens"] == again[0]["forwarded_tokens"] < 1.3 * kept[0]["unique_tokens"]
 
     def test_activation_checkpointing_of_layers_that_are_not_marked(self):
         model = OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2))
@@ -807,6 +858,15 @@ class TestLora:
             gradients(learner(model), rows_of(data, merge, model)),
             gradients(learner(model), rows_of(data, unmerged, model)),
         )
+
+    @pytest.mark.parametrize("layers", ["all-linear", ["q_proj"]])
+    def test_a_beginning_is_computed_once_for_several_micro_batches(self, layers: str | list[str]):
+        """Of some of its keys and values there is no gradient where the first layer's have no adapter."""
+        model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=layers, task_type="CAUSAL_LM"))
+        rows = rows_of(group(5, 3), model=tiny_model())
+        ours = gradients(learner(model, max_tokens_per_microbatch=50, kl_coef=0.1), rows)
+        assert_same_update(ours, gradients(learner(model, share_prefixes=False, kl_coef=0.1), rows))
+        assert ours[0]["forwarded_tokens"] < 1.3 * ours[0]["unique_tokens"]
 
     def test_the_reference_is_the_model_without_its_adapter(self):
         model = lora_model()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,17 +51,21 @@ def dense(query: Any, key: Any, value: Any, sees: torch.Tensor) -> torch.Tensor:
     return (scores.masked_fill(~sees, -math.inf).softmax(-1) @ value).transpose(1, 2)
 
 
+@pytest.mark.parametrize("kept", [0, 20], ids=["whole", "kept"])
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
-def test_it_is_attention_with_the_trees_mask(dtype: Any, near: float):
+def test_it_is_attention_with_the_trees_mask(dtype: Any, near: float, kept: int):
+    """Also where the first 20 tokens, as far as the second branch, are keys and values of another pass."""
     if dtype == torch.float64 and DEVICE != CPU:
         pytest.skip("FlexAttention computes in float32 at most")
-    trees = prefix_trees(family())
-    assert len(trees) == 12 + 12 + 3 * 9
+    whole = prefix_trees(family())
+    assert len(whole) == 12 + 12 + 3 * 9
+    trees = whole.part([0, 1, 2], np.arange(kept, len(whole)), np.arange(kept), 1 if DEVICE == CPU else subject.BLOCK)
     ids, _, mask = subject.tree_inputs(trees, DEVICE)
     size = ids.shape[1]
     torch.manual_seed(0)
     query, key, value = (
-        torch.randn(1, heads, size, 16, dtype=dtype, device=DEVICE).requires_grad_() for heads in (4, 2, 2)
+        torch.randn(1, heads, n, 16, dtype=dtype, device=DEVICE).requires_grad_()
+        for heads, n in ((4, size), (2, size + trees.kept), (2, size + trees.kept))
     )
     grad = torch.randn(1, size, 4, 16, dtype=dtype, device=DEVICE)
     ours, _ = subject.tree_attention(torch.nn.Module(), query, key, value, mask)
@@ -73,18 +78,23 @@ def test_it_is_attention_with_the_trees_mask(dtype: Any, near: float):
         torch.testing.assert_close(a.to(b.dtype), b, rtol=near, atol=near * 4)
 
 
-def test_the_mask_of_a_gpu_is_that_of_the_blocks():
+@pytest.mark.parametrize(
+    "kept", [range(0), range(20), range(200), [*range(33), *range(360, 365)]], ids=["none", "first", "many", "two"]
+)
+def test_the_mask_of_a_gpu_is_that_of_the_blocks(kept: Sequence[int]):
     rows = [*family(), *family(common=40, own=70, n=4), chain(np.arange(5, dtype=np.int32))]
-    trees, size = prefix_trees(rows), 384
-    query, ends = np.arange(size)[:, None], trees.seen_until(size)
-    found = (np.arange(size) <= query) & (query < ends)
-    assert len(trees) < size
-    np.testing.assert_array_equal(found, sees(trees, size).numpy())
+    whole, size = prefix_trees(rows), 384 if len(kept) < 200 else 256
+    others = np.setdiff1d(np.arange(len(whole)), kept)
+    trees = whole.part(range(8), others, np.array(kept, np.int64), 128)
+    assert size - 128 < len(trees) < size
+    query = np.arange(size)[:, None]
+    starts, ends = trees.seen_by(size)
+    np.testing.assert_array_equal((starts <= query) & (query < ends), sees(trees, size).numpy())
 
 
 def sees(trees: PrefixTrees, size: int) -> torch.Tensor:
-    """bool [size, size]: which keys each query sees, by `PrefixTrees.blocks`; a padded one itself."""
-    found = torch.eye(size, dtype=torch.bool)
+    """bool [size, size + kept]: which keys each query sees, by `PrefixTrees.blocks`; a padded one itself."""
+    found = torch.eye(size, size + trees.kept, dtype=torch.bool)
     for first, last, first_key, last_key in trees.blocks.tolist():
         own = torch.ones(last - first, last_key - first_key, dtype=torch.bool)
         found[first:last, first_key:last_key] = own.tril() if first == first_key else own
@@ -137,6 +147,18 @@ def test_a_kernel_that_is_wrong_backwards_alone_is_not_used(monkeypatch: pytest.
 
     monkeypatch.setattr(subject, "_backward", wrong)
     assert not subject.agrees(model, CPU)
+
+
+def test_a_model_whose_attention_gets_a_copy_of_the_mask_keeps_its_own():
+    """The copy knows nothing of kept keys. Without them the kernel would end the process."""
+    model: Any = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval().to(DEVICE)
+
+    def copied(_module: object, args: Any, options: dict[str, Any]) -> Any:
+        mask = options["attention_mask"]
+        return args, options | {"attention_mask": mask if mask is None else mask[...]}
+
+    model.model.layers[1].self_attn.register_forward_pre_hook(copied, with_kwargs=True)
+    assert not subject.agrees(model, DEVICE)
 
 
 class Largest(TorchDispatchMode):

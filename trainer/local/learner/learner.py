@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
 from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.local.attention import attention
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.grammar import Grammars
 from agl.trainer.local.learner.logprobs import LogProbModel, LogProbs
 from agl.trainer.local.learner.metrics import Totals, not_finite
 from agl.trainer.local.learner.microbatches import MicroBatch, collate, length_buckets
 from agl.trainer.local.learner.minibatches import minibatches
-from agl.trainer.local.learner.prefix_trees import chain, divide, prefix_trees
+from agl.trainer.local.learner.prefix_trees import PrefixTrees, begin_once, chain, divide, prefix_trees
 from agl.trainer.local.learner.ranks import Ranks
 from agl.trainer.local.learner.targets import (
     LossRow,
@@ -36,7 +37,7 @@ from agl.trainer.local.learner.targets import (
     preferences,
     without_sampler,
 )
-from agl.trainer.local.learner.tree_attention import agrees
+from agl.trainer.local.learner.tree_attention import BLOCK, TREE, Kept, agrees
 from agl.trainer.local.learner.trust_region import TrustRegion
 from agl.trainer.objectives.gae import value_loss
 from agl.trainer.objectives.kl import kl_penalty
@@ -47,7 +48,7 @@ __all__ = ["Learner", "LearnerConfig"]
 
 WORTH_SHARING = 0.9
 """On a GPU, rows that only follow are written into each other where that leaves less than this share of their tokens:
-their own attention has a faster kernel."""
+their own attention has a faster kernel. Beginnings are computed once where each leaves less of a full micro-batch."""
 
 
 class Learner:
@@ -392,7 +393,8 @@ class Learner:
     def _microbatches(
         self, model: LogProbModel, rows: Seq[TrainingRow], wanted: Seq[BoolArray]
     ) -> Iterator[tuple[list[int], MicroBatch]]:
-        """Each forward pass of this process over the rows: the indices of its rows, and its tensors."""
+        """Each forward pass of this process over the rows: the indices of its rows, and its tensors. Its backward pass
+        comes before the next one, which may be that of what several begin with."""
         shared = prefix_trees(rows) if self._trees else None
         trees = shared is not None and (
             self._device.type == "cpu"
@@ -409,9 +411,25 @@ class Learner:
                 return len(bucket) * max(lengths[i] for i in bucket)
             return np.unique(np.concatenate([whole.places[i] for i in bucket])).size
 
-        for bucket in self._ranks.share(buckets_of, cost, self._max_tokens):
-            members, masks = [rows[i] for i in bucket], [wanted[i] for i in bucket]
-            yield bucket, collate(members, masks, self._device, model.mask_dtype, trees=trees, grammars=self._grammars)
+        def collated(bucket: list[int], trees: PrefixTrees | None = None, kept: Kept | None = None) -> MicroBatch:
+            some, masks = [rows[i] for i in bucket], [wanted[i] for i in bucket]
+            return collate(some, masks, self._device, model.mask_dtype, trees=trees, kept=kept, grammars=self._grammars)
+
+        buckets = self._ranks.share(buckets_of, cost, self._max_tokens)
+        if whole is None:
+            yield from ((bucket, collated(bucket)) for bucket in buckets)
+            return
+        worth, block = (1 - WORTH_SHARING) * self._max_tokens, 1 if self._device.type == "cpu" else BLOCK
+        for beginning, parts in begin_once(whole, buckets, worth, block):
+            kept, n_kept = Kept(), len(beginning)
+            if n_kept:
+                model(collated([], beginning, kept))
+            for bucket, trees in parts:
+                batch = collated(bucket, trees, kept or None)
+                yield bucket, replace(batch, n_tokens=batch.n_tokens + n_kept)
+                n_kept = 0
+            with attention(model.model.config, TREE):
+                kept.backward()
 
     def _check(self, rows: Seq[TrainingRow]) -> None:
         for row in rows:

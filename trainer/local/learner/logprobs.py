@@ -103,6 +103,8 @@ class LogProbModel:
             )
 
         def select(states_BTH: Tensor) -> Tensor:
+            if (kept := getattr(batch.attention_mask, "kept", None)) is not None:
+                (states_BTH,) = kept(self._head, states_BTH)
             backbone["states"] = states_BTH.flatten(0, 1).index_select(0, batch.sources_N)
             return states_BTH[:1, :0]
 

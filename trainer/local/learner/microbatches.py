@@ -17,8 +17,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.trainer.local.grammar import Grammars
-from agl.trainer.local.learner.prefix_trees import prefix_trees
-from agl.trainer.local.learner.tree_attention import tree_inputs
+from agl.trainer.local.learner.prefix_trees import NONE, PrefixTrees
+from agl.trainer.local.learner.tree_attention import Kept, tree_inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,8 @@ def collate(
     device: torch.device,
     mask_dtype: torch.dtype = torch.float32,
     *,
-    trees: bool = False,
+    trees: PrefixTrees | None = None,
+    kept: Kept | None = None,
     grammars: Grammars | None = None,
 ) -> MicroBatch:
     """The tensors of one forward pass.
@@ -87,13 +88,12 @@ def collate(
         wanted: bool [T] per row: which tokens' log-probs are needed; none of them a first token.
         device: where the tensors go.
         mask_dtype: dtype of an additive mask.
-        trees: write the rows into prefix trees.
+        trees: those of the rows, where they are written into them. kept: what their passes keep.
         grammars: of the policy, for rows that were held to one.
     """
-    if trees:
-        shared = prefix_trees(rows)
-        tokens_BT, positions_BT, mask = tree_inputs(shared, device)
-        where, n_tokens = shared.places, len(shared)
+    if trees is not None:
+        tokens_BT, positions_BT, mask = tree_inputs(trees, device, kept)
+        where, n_tokens = trees.places, len(trees)
     else:
         padded = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
         for b, row in enumerate(rows):
@@ -106,18 +106,18 @@ def collate(
     places = tuple(np.flatnonzero(w) for w in wanted)
     sources = [w[row.parents[p]] for w, row, p in zip(where, rows, places, strict=True)]
     targets = [row.token_ids[p].astype(np.int64) for row, p in zip(rows, places, strict=True)]
-    temperatures_N = np.concatenate([row.temperatures[p] for row, p in zip(rows, places, strict=True)])
+    temperatures = [np.empty(0, np.float32), *(row.temperatures[p] for row, p in zip(rows, places, strict=True))]
     # The engine gives log-probs of a greedy answer under the model's own distribution.
-    temperatures_N = np.where(temperatures_N > 0, temperatures_N, np.float32(1))
+    temperatures_N = np.concatenate([np.where(t > 0, t, np.float32(1)) for t in temperatures])
     bits_NW = None if grammars is None else grammars.of_rows(rows, places)
     return MicroBatch(
         tokens_BT=tokens_BT,
         positions_BT=positions_BT,
         attention_mask=mask,
-        trees=trees,
+        trees=trees is not None,
         n_tokens=n_tokens,
-        sources_N=torch.from_numpy(np.concatenate(sources)).to(device),
-        targets_N=torch.from_numpy(np.concatenate(targets)).to(device),
+        sources_N=torch.from_numpy(np.concatenate([NONE, *sources])).to(device),
+        targets_N=torch.from_numpy(np.concatenate([NONE, *targets])).to(device),
         temperatures_N=torch.from_numpy(temperatures_N).to(device),
         places=places,
         bits_NW=None if bits_NW is None else bits_NW.to(device),

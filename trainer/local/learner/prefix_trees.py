@@ -8,6 +8,7 @@ calls, advantages and weights, and a token that two rows sampled alike is comput
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -19,6 +20,7 @@ from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import IntArray, int_array
 
 Int64Array = npt.NDArray[np.int64]
+NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,25 +33,42 @@ class PrefixTrees:
         blocks: int64 [K, 4], the attention: the queries from `block[0]` before `block[1]` see the keys from `block[2]`
             before `block[3]`. Equal ranges see themselves causally and come first: they hold every token once.
             Other queries see all of the keys, which come before them.
+        kept: places computed by an earlier pass, which as keys come after the U and their padding.
     """
 
     token_ids: IntArray
     positions: IntArray
     places: tuple[Int64Array, ...]
     blocks: Int64Array
+    kept: int = 0
 
     def __len__(self) -> int:
         return int(self.token_ids.size)
 
-    def seen_until(self, size: int) -> Int64Array:
-        """int64 [size]: the place before which the queries stand that see each key, the first of them at its own.
+    def part(self, rows: Seq[int], own_N: Int64Array, kept_K: Int64Array = NONE, block: int = 1) -> PrefixTrees:
+        """Some of the rows for a pass over the places `own_N`, after one over `kept_K`; both padded to `block`s."""
+        size, kept = -(-own_N.size // block) * block, -(-kept_K.size // block) * block
+        rank_U = np.zeros(len(self), np.int64)
+        rank_U[own_N], rank_U[kept_K] = np.arange(own_N.size), size + np.arange(kept_K.size)
+        query, key = np.split(np.searchsorted(own_N, self.blocks), 2, axis=1)
+        blocks = np.block([[query, key], [query, size + np.searchsorted(kept_K, self.blocks[:, 2:])]])
+        blocks = blocks[(blocks[:, 0] < blocks[:, 1]) & (blocks[:, 2] < blocks[:, 3])]
+        places = tuple(rank_U[self.places[i]] for i in rows)
+        return PrefixTrees(self.token_ids[own_N], self.positions[own_N], places, blocks, kept)
+
+    def seen_by(self, size: int) -> Int64Array:
+        """int64 [2, size + kept]: the queries that see each key, from the first place on and before the second.
 
         Places after the trees are padding, which sees itself.
         """
-        ends_U = np.arange(1, size + 1)
-        for _, last, first_key, last_key in self.blocks.tolist():
-            np.maximum(ends_U[first_key:last_key], last, out=ends_U[first_key:last_key])
-        return ends_U
+        starts, ends = seen = np.arange(size + self.kept) + np.array([[0], [1]])
+        ends[size:] = 0
+        for first, last, first_key, last_key in self.blocks.tolist():
+            keys = slice(first_key, last_key)
+            ends[keys] = np.maximum(ends[keys], last)
+            if first_key >= size:
+                starts[keys] = np.minimum(starts[keys], first)
+        return seen
 
 
 def prefix_trees(rows: Seq[TrainingRow]) -> PrefixTrees:
@@ -82,22 +101,40 @@ def divide(trees: PrefixTrees, max_tokens: int) -> list[list[int]]:
         sizes.append(places_T.size)
         shared.append(int((row_U[places_T] == k - 1).sum()) if k else 0)
         row_U[places_T] = k
-    # By dynamic programming: the cheapest division of the first k rows, and where its last micro-batch begins.
-    cost, begin = [0], [0]
+    # By dynamic programming: the cheapest division of the first k rows.
+    best: list[tuple[int, list[list[int]]]] = [(0, [])]
     for last in range(len(order)):
-        tokens, best = 0, (float("inf"), last)
+        tokens, options = 0, []
         for first in range(last, -1, -1):
             tokens += sizes[first] - (shared[first + 1] if first < last else 0)
             if tokens > max_tokens and first < last:
                 break
-            best = min(best, (cost[first] + shared[first] + 1, first))
-        cost.append(int(best[0]))
-        begin.append(best[1])
-    batches, end = [], len(order)
-    while end:
-        batches.append(order[begin[end] : end])
-        end = begin[end]
-    return batches[::-1]
+            options.append((best[first][0] + shared[first] + 1, first))
+        cost, first = min(options)
+        best.append((cost, [*best[first][1], order[first : last + 1]]))
+    return best[-1][1]
+
+
+def begin_once(
+    trees: PrefixTrees, batches: Seq[list[int]], worth: float, block: int
+) -> Iterator[tuple[PrefixTrees, list[tuple[list[int], PrefixTrees]]]]:
+    """The trees of what micro-batches in a row all begin with, to be computed once if it is above `worth` tokens, and
+    of the rest of each, which is never empty, with its rows. `block`: as of `part`."""
+    places = [np.unique(np.concatenate([trees.places[i] for i in batch])) for batch in batches]
+    # By dynamic programming: the most tokens saved in the first k micro-batches, and how. Longer runs save little more.
+    best: list[tuple[float, list[tuple[range, Int64Array]]]] = [(0, [])]
+    for last in range(len(batches)):
+        common, options = places[last][:-1], [(best[last][0], last, NONE)]
+        for first in range(last - 1, max(last - 64, -1), -1):
+            common = common[np.isin(common, places[first][:-1], kind="table")]
+            if common.size <= worth:
+                break
+            options.append((best[first][0] + (last - first) * common.size - worth, first, common))
+        saved, first, common = max(options, key=lambda option: option[0])
+        best.append((saved, [*best[first][1], (range(first, last + 1), common)]))
+    for numbers, common in best[-1][1]:
+        own = {k: np.setdiff1d(places[k], common, assume_unique=True) for k in numbers}
+        yield trees.part([], common), [(batches[k], trees.part(batches[k], own[k], common, block)) for k in numbers]
 
 
 def chain(token_ids: IntArray, temperature: float = 1.0) -> TrainingRow:

@@ -9,11 +9,12 @@ Invariant: it is used only for a model whose logits it reproduces; any other kee
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
@@ -33,7 +34,30 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def tree_inputs(trees: PrefixTrees, device: torch.device) -> tuple[Tensor, Tensor, Tensor | BlockMask]:
+class Kept(dict[nn.Module, list[tuple[Tensor, Tensor]]]):
+    """Keys, values and states [1, .., T, dim] that one pass computes for later ones, whose gradients for it add up."""
+
+    detached = True  # For one backward pass after another.
+
+    def __call__(self, module: nn.Module, *tensors: Tensor) -> Seq[Tensor]:
+        """Keep them in the first pass, and append the kept ones to those of a later one."""
+        if module in self:
+            return [torch.cat([x, kept], -2) for (_, kept), x in zip(self[module], tensors, strict=True)]
+        self[module] = [(x, x.detach().requires_grad_(x.requires_grad) if self.detached else x) for x in tensors]
+        return tensors
+
+    def backward(self) -> None:
+        """The first pass's backward pass, after those of the others."""
+        pairs = [(x, kept.grad) for of in self.values() for x, kept in of if kept.grad is not None]
+        self.clear()  # For checkpointed layers it is the first pass again.
+        if pairs:
+            torch.autograd.backward([x for x, _ in pairs], [grad for _, grad in pairs])
+        self.clear()
+
+
+def tree_inputs(
+    trees: PrefixTrees, device: torch.device, kept: Kept | None = None
+) -> tuple[Tensor, Tensor, Tensor | BlockMask]:
     """What a model takes under `TREE`: token ids and positions, int64 [1, U], and the mask for `tree_attention`.
 
     On a GPU the trees are padded to whole blocks, whose number alone FlexAttention's compiled kernels depend on.
@@ -42,16 +66,17 @@ def tree_inputs(trees: PrefixTrees, device: torch.device) -> tuple[Tensor, Tenso
     mask: Tensor | BlockMask = torch.from_numpy(trees.blocks)[None, None]
     if device.type != "cpu":
         size = -(-n // BLOCK) * BLOCK
-        ends = torch.from_numpy(trees.seen_until(size)).to(device)
+        starts, ends = torch.from_numpy(trees.seen_by(size)).to(device)
         mask = create_block_mask(
-            lambda _batch, _head, query, key: (key <= query) & (query < ends[key]),
+            lambda _batch, _head, query, key: (starts[key] <= query) & (query < ends[key]),
             None,
             None,
             size,
-            size,
+            size + trees.kept,
             device=str(device),
             BLOCK_SIZE=BLOCK,
         )
+    mask.kept = kept  # type: ignore[union-attr]  # Some models do not pass other arguments on.
     inputs = torch.zeros(2, 1, size, dtype=torch.int64)
     inputs[0, 0, :n], inputs[1, 0, :n] = torch.from_numpy(trees.token_ids), torch.from_numpy(trees.positions)
     tokens_BT, positions_BT = inputs.to(device)
@@ -85,6 +110,10 @@ def tree_attention(
     device = query.device.type
     if torch.is_autocast_enabled(device):
         query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (query, key, value))
+    if (kept := getattr(attention_mask, "kept", None)) is not None:
+        key, value = kept(module, key, value)
+    if isinstance(attention_mask, Tensor) and attention_mask[..., 3].max() > key.shape[2]:
+        raise NotImplementedError("the model does not pass its mask on as it is")
     if isinstance(attention_mask, BlockMask):
         return flex_attention_forward(module, query, key, value, attention_mask, scaling)[0], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -108,10 +137,12 @@ def agrees(model: Any, device: torch.device, autocast: torch.dtype | None = None
     # On a GPU of several of its blocks.
     pieces = np.split(torch.randint(embedding.weight.shape[0], (40 * size,), generator=generator).numpy(), 10)
     texts = [np.concatenate([pieces[i] for i in text]) for text in ((0, 1, 2, 3), (0, 1, 4, 5), (0, 1, 2, 6, 7, 8, 9))]
-    trees = prefix_trees([chain(text) for text in texts])
+    whole, n, kept = prefix_trees([chain(text) for text in texts]), 2 * pieces[0].size, Kept()
+    kept.detached = False
+    trees = whole.part([0, 1, 2], np.arange(n, len(whole)), np.arange(n), 1 if size == 1 else BLOCK)
     places = torch.from_numpy(np.concatenate(trees.places)).to(device)
 
-    def run(ids_BT: Tensor, at: Tensor | slice = slice(None), **arguments: Any) -> tuple[Tensor, Tensor]:
+    def run(passes: Seq[dict[str, Any]], at: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Logits float32 [T, V] at some places, and the gradient [U, H] of a function of them."""
         seen: list[Tensor] = []
 
@@ -122,17 +153,18 @@ def agrees(model: Any, device: torch.device, autocast: torch.dtype | None = None
         handle = embedding.register_forward_hook(keep)
         try:
             with torch.autocast(device.type, autocast, enabled=autocast is not None):
-                logits_TV = model(input_ids=ids_BT, **arguments, use_cache=False).logits[0][at].float()
+                logits_TV = torch.cat([model(**x, use_cache=False).logits[0] for x in passes][::-1])[at].float()
         finally:
             handle.remove()
-        (gradient,) = torch.autograd.grad(logits_TV.logsumexp(-1).sum(), seen[-1])
-        return logits_TV.detach(), gradient[0].float()
+        gradients = torch.autograd.grad(logits_TV.logsumexp(-1).sum(), seen[::-1])
+        return logits_TV.detach(), torch.cat(gradients, 1)[0].float()
 
-    ids_BT, positions_BT, mask = tree_inputs(trees, device)
+    names = "input_ids", "position_ids", "attention_mask"
     try:
-        alone = [run(torch.from_numpy(text)[None].long().to(device)) for text in texts]
+        alone = [run([{"input_ids": torch.from_numpy(text)[None].long().to(device)}]) for text in texts]
         with attention(model.config, TREE):
-            ours = run(ids_BT, places, position_ids=positions_BT, attention_mask=mask)
+            passes = [tree_inputs(x, device, kept) for x in (whole.part([], np.arange(n)), trees)]
+            ours = run([dict(zip(names, x, strict=True)) for x in passes], places)
     except (NotImplementedError, RuntimeError, AttributeError, TypeError, ValueError, IndexError):
         return False
     parts = torch.cat([gradient for _, gradient in alone])
