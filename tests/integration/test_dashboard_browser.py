@@ -176,7 +176,7 @@ def test_from_the_curve_to_a_token(chromium: Any, site: Dashboard) -> None:
         curve = page.locator(".pick .canvas canvas")
         curve.wait_for()
         picture(page, "run")
-        box = curve.bounding_box()
+        box = page.locator(".pick .canvas").bounding_box()  # the canvas in it may just be drawn anew
         # In the middle of the curve is a training step.
         page.mouse.move(box["x"] + box["width"] * 0.45, box["y"] + box["height"] / 2)
         page.mouse.click(box["x"] + box["width"] * 0.45, box["y"] + box["height"] / 2)
