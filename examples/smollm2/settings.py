@@ -50,8 +50,11 @@ CHANGES: tuple[dict[str, str], ...] = (
 
 def start(directory: Path, model: str | None, imitated: int, heldout: Sequence[Task]) -> Path:
     """The policy that all runs begin with, made and measured once: the model after one epoch of an expert's runs."""
-    policy = directory / "start"
-    if not (directory / START).is_file():
+    policy, made = directory / "start", {"model": model or "SmolLM2", "imitated": imitated}
+    if (directory / START).is_file():
+        if not made.items() <= json.loads((directory / START).read_text()).items():
+            raise SystemExit(f"{directory} holds runs that began with another policy: name another --directory")
+    else:
         expert = agl.wrap(build_agent(Expert(), system_prompt=SYSTEM_PROMPT), reward=last_number)
         tasks = products(imitated, seed=1000, split="train")
         agl.Trainer(agl.Baseline(), directory=directory / "expert", seed=0).fit(expert, tasks)
@@ -69,7 +72,9 @@ def start(directory: Path, model: str | None, imitated: int, heldout: Sequence[T
         learner = agl.Trainer(algorithm, directory=directory / "imitation", seed=0, n_workers=64)
         result = learner.fit(agl.wrap(agent, reward=last_number), [], heldout)
         shutil.copytree(str(result.policy), policy)
-        (directory / START).write_text(json.dumps({"reward": result.history[-1]["val/reward"]}), encoding="utf-8")
+        (directory / START).write_text(
+            json.dumps(made | {"reward": result.history[-1]["val/reward"]}), encoding="utf-8"
+        )
     return policy
 
 
@@ -78,11 +83,12 @@ def train(directory: Path, seeds: int, *, model: str | None, short: bool) -> Non
     imitated, heldout, steps, changes = (4, 4, 1, CHANGES[-1:]) if short else (IMITATED, HELDOUT, STEPS, CHANGES)
     files = {"tasks": products(TASKS, seed=1001, split="train"), "val": products(heldout, seed=1001, split="heldout")}
     directory.mkdir(parents=True, exist_ok=True)
+    policy = start(directory, model, imitated, files["val"])
     for name, tasks in files.items():
         (directory / f"{name}.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks), encoding="utf-8")
     fixed = {**SETTINGS, "steps": steps, "val_every": steps, "val_before_train": False, "n_workers": 64}
     arguments = [
-        *("--model", str(start(directory, model, imitated, files["val"])), "--agent", f"{__file__}:agent"),
+        *("--model", str(policy), "--agent", f"{__file__}:agent"),
         *("--reward", "agl.trainer.quickstart.real:last_number"),
         *("--tasks", str(directory / "tasks.jsonl"), "--val", str(directory / "val.jsonl")),
         *(part for name, value in fixed.items() for part in ("--set", f"{name}={str(value).lower()}")),

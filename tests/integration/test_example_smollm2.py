@@ -182,6 +182,8 @@ def test_settings_are_compared_run_by_run(
     assert "| the start | | " in shown
     settings.main([*command, "2", "--table"])
     assert row in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="began with another policy"):
+        settings.main(["--directory", str(tmp_path)])
 
 
 @pytest.mark.slow

@@ -259,10 +259,15 @@ LIMITS: Mapping[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_limit_that_it_exceeds_ends_it(limit: str, run: Run, seen: Seen) -> None:
+def test_a_limit_that_it_exceeds_ends_it(
+    limit: str, run: Run, seen: Seen, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script, settings, why = LIMITS[limit]
+    here = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(here)
     with pytest.raises(RolloutError, match=why):
         run(script, **settings)
+    assert list(here.iterdir()) == [], "nothing is left where the trainer was started"
     assert seen == {}, "it is not graded"
 
 

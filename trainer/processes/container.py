@@ -36,7 +36,9 @@ class Container(Sandbox):
         return None
 
     def start(self, command: Sequence[str], walls: Walls) -> subprocess.Popen[bytes]:
-        return piped(self.arguments(command, walls), engine_environment())
+        # podman's monitor leaves a file "oom" where it was started, once memory ran out; in /proc there can be none.
+        nowhere = "/proc" if Path("/proc").is_dir() else None
+        return piped(self.arguments(command, walls), engine_environment(), cwd=nowhere)
 
     def arguments(self, command: Sequence[str], walls: Walls) -> list[str]:
         """The engine's command."""

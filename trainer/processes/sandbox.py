@@ -64,7 +64,7 @@ class Sandbox(ABC):
 
 
 def piped(
-    command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = ()
+    command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int] = (), cwd: str | None = None
 ) -> subprocess.Popen[bytes]:
     """A process with unbuffered pipes, and no signals from this one's terminal."""
     return subprocess.Popen(
@@ -75,6 +75,7 @@ def piped(
         bufsize=0,
         env=dict(environment),
         pass_fds=pass_fds,
+        cwd=cwd,
         start_new_session=True,
     )
 
