@@ -147,6 +147,15 @@ def test_calls_wait_for_room_and_idle_conversations_make_it() -> None:
     assert on_virtual_time(served(40)) == (pytest.approx((2 + 10) + (1 + 10) + (1 + 10) + (3 + 10)), 30 + 10 + 30)
 
 
+def test_work_ends_where_the_clock_no_longer_sees_it() -> None:
+    async def ended() -> float:
+        await asyncio.sleep(1e6)
+        await Engine(Pace(iteration=1e-12)).sample(0, 1, 10)
+        return asyncio.get_running_loop().time()
+
+    assert on_virtual_time(ended()) == pytest.approx(1e6)
+
+
 def test_an_engine_that_sleeps_does_nothing() -> None:
     async def ended() -> float:
         engine = Engine(Pace(iteration=1.0))
@@ -275,6 +284,8 @@ def test_json_alone_goes_to_stdout() -> None:
         ("--set turns=-1", "no NAME=NUMBER from 0 on"),
         ("--set gpus=0", "--set gpus=0\n  -> give more than 0"),
         ("--set learn=1.5", "--set learn=1.5\n  -> give a share, above 0 and at most 1"),
+        ("--layout local --model 1B --set bandwidth=1", "more than 48 days\n  -> check --set and --tool"),
+        ("--layout local --model 1B --tool 1e300", "more than 48 days"),
         ("--model 0B", "--model 0B: its embeddings alone would be larger"),
         ("--set gpus=1.5", "gpus is 1.5\n  -> use a whole number"),
         ("--tool fast", "shares add up to 1"),

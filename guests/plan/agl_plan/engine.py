@@ -86,7 +86,9 @@ class Engine:
         if (self._running or self._backlog) and self._speed:
             # Conversations grow, and iterations with them.
             left = min(self._running[0][0] - self._done, 256) * self._iteration() if self._running else 0.0
-            self._timer = self._loop.call_later((self._backlog + left) / self._speed, self._turn)
+            # Late in a long run the clock does not see less than an ulp.
+            wait = max((self._backlog + left) / self._speed, math.ulp(self._loop.time()))
+            self._timer = self._loop.call_later(wait, self._turn)
 
     def _iteration(self) -> float:
         pace, rows = self.pace, len(self._running)

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from agl.errors import ConfigError
 from agl.trainer.algorithms.ahead import Ahead
 from agl.trainer.algorithms.source import Source
 from agl.trainer.run.batches import Batches
 from agl_plan.engine import Engine, Pace
 from agl_plan.workload import Turn, Workload
+
+LONGEST = 2.0**22
+"""Seconds (48 days) that the steps of a simulation may take; beyond it doubles lose asyncio's resolution, 1e-9 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,8 @@ class _Selector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if not (ready := super().select(0)):
             assert timeout is not None, "the simulation waits for something that never happens"
+            if timeout and self.now > LONGEST:
+                raise ConfigError("a few steps take more than 48 days", hint="check --set and --tool")
             self.now += timeout
         return ready
 
