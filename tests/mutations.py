@@ -66,11 +66,11 @@ MUTATIONS = (
         unit("grammar", "test_the_learner_gives_the_logprobs_that_the_engine_gave"),
     ),
     Mutation(
-        "a forced call is held to the id of a placeholder",
-        "trainer/rendering/toolchoice.py",
-        " or CALL_ID in between + close",
-        "",
-        unit("rendering", "test_a_forced_call_in_another_form_or_with_an_id_goes_on_freely"),
+        "a call is held to the id of a placeholder",
+        "trainer/local/grammar.py",
+        ".split(CALL_ID)",
+        ".split(chr(0))",
+        unit("grammar", "test_calls_in_other_forms_than_tagged_json", "test_a_call_has_an_id_that_the_policy_writes"),
     ),
     Mutation(
         "mask shifted by a token",
@@ -592,7 +592,7 @@ MUTATIONS = (
 
 
 def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:
-    """What is wrong with the rows: a file that is not there, or a text that does not occur exactly once."""
+    """What is wrong with the rows: a file or test that is not there, or a text that does not occur exactly once."""
     wrong = []
     for each in mutations:
         path = ROOT / each.file
@@ -600,6 +600,10 @@ def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:
         if found != 1:
             where = "there is no such file" if found is None else f"its old text occurs {found} times"
             wrong.append(f"{each.name}: {each.file}: {where}")
+        for test in each.tests:
+            file, *names = test.split("::")
+            if names and f"def {names[-1].partition('[')[0]}(" not in (ROOT / file).read_text(encoding="utf-8"):
+                wrong.append(f"{each.name}: there is no test {test}")
     names = [each.name for each in mutations]
     wrong += [f"{name}: there are two of this name" for name in sorted({n for n in names if names.count(n) > 1})]
     return wrong

@@ -278,12 +278,14 @@ def untrained_with(folder: Path, template: str, likelier: dict[str, float]) -> s
         ("qwen35", {"</think>": 50}, "pydantic_ai_tool"),
         ("qwen35", {"</think>": 50, "<tool_call>": 12}, "free_tool"),
         ("llama31", {"{": 12}, "free_tool"),
+        ("mistral_v3", {}, "named_tool"),
+        ("mistral_v3", {"[TOOL_CALLS]": 12}, "free_tool"),
     ],
 )
 def test_calls_fit_in_the_forms_of_other_templates(
     template: str, likelier: dict[str, float], way: str, tmp_path: Path
 ) -> None:
-    """Qwen3.5's XML after reasoning, and Llama 3's JSON without a tag."""
+    """Qwen3.5's XML after reasoning, Llama 3's JSON without a tag, and Mistral's array of calls with ids."""
     agent, package = WAYS[way]
     pytest.importorskip(package)
     algorithm = agl.GRPO(

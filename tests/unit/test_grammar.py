@@ -11,7 +11,8 @@ import pytest
 import torch
 from device import DEVICE
 from tiny_engine import VOCABULARY, engine_for, finish, prompts, tiny_model, tiny_tokenizer
-from tiny_tokenizers import template_tokenizer
+from tiny_tokenizers import TEMPLATE_TOKENS, template_tokenizer
+from tiny_tokenizers import tiny_tokenizer as tokenizer_with
 
 pytest.importorskip("llguidance")
 
@@ -319,6 +320,8 @@ TOOLS = [
 ]
 XML_STOP = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
 
+MISTRAL_STOP = '{"name": "stop", "arguments": {}, "id": "a1B2c3D4e"}'
+
 
 def element(name: str, value: str) -> str:
     return f"<parameter={name}>\n{value}\n</parameter>\n"
@@ -347,6 +350,17 @@ RIGHT = {"city": 'Bad\n<b>"Aibling"', "unit": "C", "code": "ab/1", "days": "3"}
         ("qwen35", xml(city="a", unit="C", code="ab/1"), False),
         ("qwen35", xml(**RIGHT, near="bare"), False),
         ("qwen35", XML_STOP.replace("stop", "halt"), False),
+        ("mistral_v3", f"[TOOL_CALLS] [{MISTRAL_STOP}]", True),
+        ("mistral_v3", f"[TOOL_CALLS] [{MISTRAL_STOP}, {MISTRAL_STOP}]", True),
+        ("mistral_v3", "It rains.", True),
+        ("mistral_v3", f"[TOOL_CALLS] [{MISTRAL_STOP}", False),
+        ("mistral_v3", "[TOOL_CALLS] []", False),
+        ("mistral_v3", f"[TOOL_CALLS] [{MISTRAL_STOP.replace('stop', 'halt')}]", False),
+        ("mistral_v3", f"[TOOL_CALLS] [{MISTRAL_STOP.replace('a1B2c3D4e', 'a1')}]", False),
+        ("mistral_v3", f"[TOOL_CALLS] [{MISTRAL_STOP}][{MISTRAL_STOP}]", False),
+        ("mistral_tekken", "It rains.[TOOL_CALLS]stop[ARGS]{}", True),
+        ("mistral_tekken", "[TOOL_CALLS]stop[ARGS]{}[TOOL_CALLS]stop[ARGS]{}", True),
+        ("mistral_tekken", '[TOOL_CALLS]weather[ARGS]{"city": 1}', False),
         ("llama31", '{"name": "stop", "parameters": {}}', True),
         ("llama31", 'It is {"a"}.', True),
         ("llama31", "", True),
@@ -382,3 +396,29 @@ def test_a_forced_call_in_xml_whose_parameters_cannot_be_held_takes_any_texts():
     matcher = Grammars(tokenizer, len(tokenizer)).matcher(json_grammar(forced.rests, [stop]))
     ids = [*tokenizer.encode(element("a", "anything") + "</function>\n</tool_call>"), stop]
     assert matcher.validate_tokens(ids) == len(ids)
+
+
+@pytest.mark.parametrize("template", ["mistral_v3", "agl_mistral"])
+@pytest.mark.parametrize("added", [True, False])
+def test_a_call_has_an_id_that_the_policy_writes(template: str, added: bool):
+    """Forced and free, with `[TOOL_CALLS]` as a token of the vocabulary or as text."""
+    tokenizer = template_tokenizer(template)
+    if not added:
+        specials, stop = TEMPLATE_TOKENS[template]
+        tokenizer = tokenizer_with([t for t in specials if t != "[TOOL_CALLS]"], stop, tokenizer.chat_template)
+    rendering, stop = Rendering(tokenizer), tokenizer.eos_token_id
+    [form] = rendering.forced_call(TOOLS, "stop").forms
+    free = rendering.possible_call(TOOLS)
+    assert free is not None
+    grammars = {
+        "forced": (json_grammar([form], [stop]), {1}),
+        "several": (json_grammar(free.forms, [stop], trigger=free.trigger), {0, 1, 2}),
+        "one": (json_grammar(free.forms, [stop], trigger=free.trigger, several=False), {0, 1}),
+    }
+    for way, (grammar, wants) in grammars.items():
+        matcher = Grammars(tokenizer, len(tokenizer)).matcher(grammar)
+        for n in range(3):
+            calls = ", ".join(MISTRAL_STOP for _ in range(n))
+            ids = tokenizer.encode(f"[TOOL_CALLS] [{calls}]" if n else "None.", add_special_tokens=False)
+            assert (matcher.validate_tokens([*ids, stop]) == len(ids) + 1) == (n in wants), (way, n)
+            assert [call.id for call in rendering.parse(ids, TOOLS).tool_calls] == ["a1B2c3D4e"] * n

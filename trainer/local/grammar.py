@@ -21,6 +21,7 @@ from agl.errors import ConfigError
 from agl.extras import require
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import IntArray
+from agl.trainer.rendering.toolchoice import CALL_ID
 
 _HIDDEN = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 0)
 """For each byte of `Grammars.bits`, its bits that are 0; bool [256, 8]."""
@@ -99,11 +100,19 @@ class Grammars:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""
         # What an allOf of a schema refers to must stay open for the rest of it.
         closed = _closed if "allOf" not in json.dumps([*forms, otherwise]) else lambda schema: schema
+        # Mistral's first form is an array of calls, of which each has an id.
+        array = re.match(r" ?\[", forms[0][0].removeprefix(trigger)) if trigger == "[TOOL_CALLS]" else None
+        opening, ending = (array.group(), "]") if array else ("", "")
         rules = []
         for i, (before, schema, after, *style) in enumerate(forms):
-            rules.append(f"form{i}: {self._text(before.removeprefix(trigger))} json{i} {self._text(after)}")
+            begin = self._text(before.removeprefix(trigger + opening))
+            end = " /[a-zA-Z0-9]{9}/ ".join(map(self._text, after.removesuffix(ending).split(CALL_ID)))
+            rules.append(f"form{i}: {begin} json{i} {end}")
             rules += self._elements(f"json{i}", schema) if style == ["xml"] else [f"json{i}: {_json(closed(schema))}"]
         form = " | ".join(f"form{i}" for i in range(len(forms)))
+        if array:
+            rules.append(f"item: {form}")
+            form = f'{self._text(opening)} item (", " item)* "]"' if several else f'{self._text(opening)} item "]"'
         if not trigger:
             return "\n".join([f"answer: {form}", *rules])
         tag = trigger.strip()

@@ -14,7 +14,7 @@ from agl.errors import ConfigError, ModelLoadError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
-from agl.trainer.rendering.toolchoice import NAME, rendered_call
+from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
 from agl.trainer.rendering.toolparsers import FORMATS, ParsedMessage, assemble, detect
 
 _PROBE_TOOLS = [
@@ -183,10 +183,8 @@ class ChatTemplate:
     def _wants_short_ids(self) -> bool:
         """Whether the template takes only tool-call ids of nine letters and digits, as Mistral's do."""
         user, tools = {"role": "user", "content": "probe"}, _PROBE_TOOLS
-        function = {"name": "probe_tool", "arguments": {"probe": "probe"}}
-        for call_id, short in (("call_0123456789abcdef", False), ("call00001", True)):
-            calls = [{"id": call_id, "type": "function", "function": function}]
-            call = {"role": "assistant", "content": "", "tool_calls": calls}
+        for call_id, short in (("call_0123456789abcdef", False), (CALL_ID, True)):
+            call = {"role": "assistant", "content": "", "tool_calls": [placeholder_call("probe_tool", call_id)]}
             result = {"role": "tool", "content": "probe", "tool_call_id": call_id, "name": "probe_tool"}
             try:
                 self.render([user, call, result], tools, False)

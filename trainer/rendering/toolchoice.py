@@ -32,8 +32,8 @@ class ForcedCall:
     Attributes:
         opening: the text that begins it.
         rests: the ways to end it: text, the JSON schema of the arguments that follow it, text up to the end of the
-            answer, and how arguments are written: as JSON, or as XML elements like Qwen3-Coder's. Empty where the
-            template writes them in another form.
+            answer (`CALL_ID` in it stands for any id of nine letters and digits), and how arguments are written: as
+            JSON, or as XML elements like Qwen3-Coder's. Empty where the template writes them in another form.
     """
 
     opening: str
@@ -43,7 +43,7 @@ class ForcedCall:
     def trigger(self) -> str:
         """What begins a call, by which other text differs from it: a tag, such as `<tool_call>`, or `{` where a call is
         the whole answer; "" for nothing."""
-        tag = re.match(r"\s*<[^<>\s]+>|\{", self._after_reasoning)
+        tag = re.match(r"\s*<[^<>\s]+>|\[TOOL_CALLS\]|\{", self._after_reasoning)
         return tag.group() if tag else ""
 
     @property
@@ -125,7 +125,7 @@ def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[
         style = "xml"
         between, found, rest = after.partition(xml_parameter(KEY, VALUE))
     close = min((rest.partition(end)[0] for end in ends if end in rest), key=len, default=None)
-    if not found or close is None or CALL_ID in between + close:
+    if not found or close is None or CALL_ID in between:
         return ForcedCall(opening, ())
     rests = (((before + tool + between)[len(opening) :], schema, close, style) for tool, schema in schemas.items())
     return ForcedCall(opening, tuple(rests))
