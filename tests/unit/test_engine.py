@@ -489,7 +489,7 @@ def test_a_long_row_takes_no_memory_of_short_ones(model, monkeypatch):
     engine.submit(15, rng.integers(0, engine.vocabulary, 400).astype(np.int32), Sampling(max_tokens=20))
     engine.step()
     short, long, *_ = engine._slots.caches
-    assert (short.length, long.length) == (256, 512)
+    assert (short.length, long.length) == (128, 512)
     assert long.slots < 4
     assert [row.cache for row in engine._running] == [0] * 15 + [1]
 

@@ -228,8 +228,8 @@ def power_of_two(n: int) -> int:
 
 
 def coarse(columns: int) -> int:
-    """So many columns, rounded up to one of a few numbers: at most an eighth more, or `LENGTH_BLOCK`."""
-    block = max(LENGTH_BLOCK, power_of_two(columns) // 16)
+    """So many columns, rounded up to one of a few numbers: at most an eighth more, or two `LENGTH_BLOCK`."""
+    block = max(2 * LENGTH_BLOCK, power_of_two(columns) // 16)
     return -(-columns // block) * block
 
 

@@ -22,7 +22,7 @@ from agl.errors import EngineError
 from agl.mdp.types import IntArray
 from agl.trainer.local.engine.attention import Part
 
-LENGTH_BLOCK = 256
+LENGTH_BLOCK = 128
 """The length of slots is a multiple of this many tokens."""
 
 
