@@ -1,7 +1,7 @@
 """Which settings of GRPO hold for a real model: SmolLM2-135M, one setting changed at a time, five seeds each.
 
     python -m examples.smollm2.settings           # 70 runs: hours on two cores; Ctrl-C stops it, the same line goes on
-    python -m examples.smollm2.settings --only learning_rate   # 20 of them
+    python -m examples.smollm2.settings --only nothing learning_rate   # 20 of them
     python -m examples.smollm2.settings --table   # of the runs that have ended
 
 The agent and the tasks are those of `agl quickstart --real`. Every run begins with the same policy, which has imitated
@@ -46,8 +46,12 @@ CHANGES: tuple[dict[str, str], ...] = (
     {"kl_coef": "0.01"},
     *({"lora": "16", "learning_rate": rate} for rate in ("5e-5", "2e-4", "5e-4")),
 )
-"""What differs from `USUAL`, which has 64 rollouts a step. So has each change but that of `batch_size` alone: 32.
-The first name of each is what `--only` takes."""
+"""What differs from `USUAL`, which has 64 rollouts a step. So has each change but that of `batch_size` alone: 32."""
+
+
+def changed(change: dict[str, str]) -> str:
+    """What `--only` calls a change: its first setting, or "nothing"."""
+    return next(iter(change), "nothing")
 
 
 def start(directory: Path, model: str | None, imitated: int, heldout: Sequence[Task]) -> Path:
@@ -81,9 +85,8 @@ def start(directory: Path, model: str | None, imitated: int, heldout: Sequence[T
 
 
 def train(directory: Path, seeds: int, only: Sequence[str], threads: int, *, model: str | None, short: bool) -> None:
-    """All runs, or those that change nothing or one of `only`, each by `agl sweep`; those that have ended are not made
-    again."""
-    chosen = [change for change in CHANGES if not only or not change or next(iter(change)) in only]
+    """All runs, or those that change one of `only`, each by `agl sweep`; those that have ended are not made again."""
+    chosen = [change for change in CHANGES if not only or changed(change) in only]
     imitated, heldout, steps, changes = (4, 4, 1, CHANGES[-1:]) if short else (IMITATED, HELDOUT, STEPS, chosen)
     files = {"tasks": products(TASKS, seed=1001, split="train"), "val": products(heldout, seed=1001, split="heldout")}
     directory.mkdir(parents=True, exist_ok=True)
@@ -131,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--directory", type=Path, default=Path("runs/settings"))
     parser.add_argument("--model", help="another model than SmolLM2: a directory, a hub id or a GGUF file")
     parser.add_argument("--seeds", type=int, default=5)
-    names = list(dict.fromkeys(name for change in CHANGES for name in list(change)[:1]))
-    parser.add_argument("--only", nargs="+", choices=names, default=[], help="settings to change (default: all)")
+    names = list(dict.fromkeys(map(changed, CHANGES)))
+    parser.add_argument("--only", nargs="+", choices=names, default=[], help="changes to make (default: all)")
     parser.add_argument("--threads", type=int, default=SETTINGS["threads"], help="of a run, if several share the cores")
     parser.add_argument("--table", action="store_true", help="show what has ended, and train nothing")
     parser.add_argument("--short", action="store_true", help="one step of the last setting, to see that it runs")
