@@ -35,7 +35,7 @@ PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
 CHUNK_TOKENS = {"cpu": 32, "cuda": 256}
 """Prompt tokens of a row in one forward pass, and what requests share: whole chunks."""
-SCORED_STEPS = 32
+SCORED_STEPS = 8
 """How many tokens `logprobs` decodes one by one."""
 MEMORY_SHARE = 0.3
 """Share of the memory that training leaves, for the keys and values of the running batch; stored prefixes take half
