@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scripted import ScriptedEngine, quick_tokenizer
-from tiny_tokenizers import CHATML, template_tokenizer, tiny_tokenizer
+from tiny_tokenizers import CHATML, TEMPLATE_TOKENS, template_tokenizer, tiny_tokenizer
 
 from agl.errors import ConfigError, ModelLoadError
 from agl.trainer.gateway.gateway import Gateway
@@ -384,6 +384,12 @@ def test_a_forced_call_says_how_it_goes_on_to_its_end(name: str, force: Any):
         whole = model.decode(prompt.forced_ids).removeprefix("\n</think>\n\n") + before + arguments + after
         whole = whole.replace(CALL_ID, "sampled00")  # which stands for any id
         assert whole == WRITE_CALLS[name]([(call.name, {"expression": "1+1"})])
+
+
+def test_a_forced_call_with_an_id_of_unknown_form_goes_on_freely():
+    tokenizer = tiny_tokenizer(*TEMPLATE_TOKENS["mistral_v3"])
+    tokenizer.chat_template = template_tokenizer("mistral_v3").chat_template.replace("[TOOL_CALLS]", "<tool_calls>")
+    assert Rendering(tokenizer).forced_call(TOOLS, "lookup").rests == ()
 
 
 def test_a_tool_that_cannot_be_forced_says_why():

@@ -125,7 +125,7 @@ def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[
         style = "xml"
         between, found, rest = after.partition(xml_parameter(KEY, VALUE))
     close = min((rest.partition(end)[0] for end in ends if end in rest), key=len, default=None)
-    if not found or close is None or CALL_ID in between:
+    if not found or close is None or CALL_ID in between + ("" if "[TOOL_CALLS]" in before else close):
         return ForcedCall(opening, ())
     rests = (((before + tool + between)[len(opening) :], schema, close, style) for tool, schema in schemas.items())
     return ForcedCall(opening, tuple(rests))
