@@ -18,7 +18,7 @@ from typing import Any
 import agl
 from examples.smollm2.recipe import learn
 
-CLAIMS = ("arithmetic", "gcd", "calculator", "functions", "sql", "repair")
+CLAIMS = ("arithmetic", "gcd", "calculator", "functions", "sql", "repair", "service")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

@@ -1,10 +1,7 @@
 """tau2's customer service of an airline and a shop, with Microsoft Agent Framework: the assistant is trained.
 
-    python -m examples.smollm2.service --model SmolLM2-135M-Instruct.Q4_1.gguf --domain airline retail
-
-The customer is another agent of the framework. Only the assistant is trained (`agents="assistant"`); the customer keeps
-its own model, here a script that reads the scenario aloud. A script that knows the reference runs is recorded on the
-training tasks, the model imitates it and continues with GRPO, and each stage is measured on tau2's test tasks.
+The customer is another agent of the framework. Only the assistant is trained; the customer keeps its own model, here a
+script that reads the scenario aloud. The expert is a script that knows the reference runs.
 
 Policy and tools fill more than half of SmolLM2's context of 8,192 tokens, counted with its tokenizer:
 
@@ -22,9 +19,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from agent_framework import Agent, FunctionTool, tool
@@ -32,17 +27,13 @@ from agent_framework.exceptions import ChatClientException
 from agent_framework.openai import OpenAIChatCompletionClient
 
 import agl
-from agl.testing.provider import serve
-from agl.trainer.local.prepared import model_directory
 from examples import common
 from examples.customer_service.environment import Environment
 from examples.smollm2 import service_scripts as scripts
 from examples.smollm2 import tau2
+from examples.smollm2.recipe import Claim
 
 GREETING = "Hi! How can I help you today?"
-TRAINED: dict[str, Any] = {"agents": ["assistant"]}
-TEMPLATE = "hermes"
-"""SmolLM2's own chat template has no tools."""
 CONTEXT = 8192
 """SmolLM2's, in tokens."""
 LONGEST = 7000
@@ -117,59 +108,15 @@ def service(assistant: common.Endpoint, customer: common.Endpoint, **limits: int
     return agl.wrap(build(assistant, customer, **limits), reward=tau2.reward)
 
 
-def main(argv: Sequence[str] | None = None) -> agl.Evaluation | None:
-    options = arguments(argv)
-    train, test = ([task for domain in options.domain for task in tau2.tasks(domain, s)] for s in ("train", "test"))
+def claim(options: argparse.Namespace) -> Claim:
+    """The program's parts: tau2's training tasks are imitated and tried, and its test tasks measure."""
+    train, test = ([task for domain in tau2.DOMAINS for task in tau2.tasks(domain, s)] for s in ("train", "test"))
     train = [task for task in train if tau2.reference_length(task) <= LONGEST]
-    if options.short:  # tasks in which the database changes: in the others an assistant that does nothing is right
-        train, test = ([task for task in some if tau2.expected_changes(task)][:2] for some in (train, test))
-    run: dict[str, Any] = {**TRAINED, "n_workers": 16, "seed": options.seed}
-    lengths: dict[str, Any] = {"max_context": CONTEXT, "max_response_tokens": 512}
-    start = model_directory(options.model, TEMPLATE)
-    with serve(scripts.both([*train, *test], scripts.oracle(train))) as server:
-        # The oracle answers for the assistant while its runs are recorded; after that the policy does.
-        agent = service(*[common.Endpoint(server.url, "scripted", "none")] * 2)
-        if options.debug:
-            options.model = start
-            return common.debug(agent, train, options, **TRAINED)
-        agl.Trainer(agl.Baseline(), directory=options.out / "expert", **run).fit(agent, train)
-        runs = agl.traces(options.out / "expert", where=agl.reward() >= 1, **TRAINED)
-        sft = agl.SFT(model=start, data=runs, epochs=3, batch_size=8, learning_rate=2e-5, **lengths)
-        imitated = agl.Trainer(sft, directory=options.out / "sft", **run).fit(None)
-        grpo = agl.GRPO(
-            model=str(imitated.policy),
-            steps=options.steps or (1 if options.short else 20),
-            batch_size=2 if options.short else 8,
-            group_size=2 if options.short else 8,
-            learning_rate=1e-5,
-            **lengths,
-        )
-        trained = agl.Trainer(grpo, directory=options.out / "grpo", **run).fit(agent, train)
-        policies = {"start": start, "imitated": imitated.policy, "after": trained.policy}
-        report = agl.evaluate(
-            agent, test, policies, max_response_tokens=512, directory=options.out / "evaluation", **run
-        )
-    report.table()
-    report.save(options.out / "report.html")
-    return report
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="model to train: a Hugging Face directory, hub id or GGUF file")
-    parser.add_argument("--domain", nargs="+", choices=tau2.DOMAINS, default=["retail"], help="whose tasks are trained")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="steps of GRPO (20)")
-    parser.add_argument("--short", action="store_true", help="two tasks and one step, to see that it runs")
-    parser.add_argument("--debug", action="store_true", help="print three conversations in full; train nothing")
-    parser.add_argument("--out", type=Path, help="directory for the results (runs/service-SEED)")
-    options = parser.parse_args(argv)
-    options.out = options.out or Path("runs") / f"service-{options.seed}"
-    return options
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except agl.AglError as error:
-        sys.exit(f"error: {error}")
+    if options.short:  # tasks in which the database changes: in others an assistant that does nothing may be right
+        train, test = ([task for task in some if tau2.expected_changes(task)] for some in (train, test))
+    return Claim(
+        build=lambda endpoint: service(endpoint, endpoint), train=train, heldout=test, recorded=train,
+        expert=scripts.both(train, scripts.oracle(train)), others=scripts.customer([*train, *test]),
+        agents=["assistant"], imitation={"epochs": 3, "batch_size": 8, "learning_rate": 2e-5}, steps=8,
+        learning_rate=1e-5, max_context=CONTEXT, max_response_tokens=512, short=2, more={"n_workers": 16},
+    )  # fmt: skip

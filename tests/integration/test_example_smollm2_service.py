@@ -1,10 +1,12 @@
-"""examples/smollm2/service.py: tau2's tasks, tools and reward, and the two agents' conversation; nothing is trained."""
+"""examples/smollm2/service.py: tau2's tasks, tools and reward, the two agents' conversation, and its recipe."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
 import re
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,16 @@ pytest.importorskip("agent_framework")
 pytest.importorskip("agent_framework_openai")
 
 import agl
+from agl.mdp.types import Call
 from agl.testing.provider import Provider, Reply, Script, serve
 from agl.trainer.evaluation.policy_report import PolicyReport
+from agl.trainer.store.base import Store
+from agl.trainer.store.location import read_store
 from examples.common import Endpoint
 from examples.smollm2 import service_scripts as scripts
 from examples.smollm2 import tau2
-from examples.smollm2.service import build, service
+from examples.smollm2.recipe import learn
+from examples.smollm2.service import build, claim, service
 
 SPLITS = [
     pytest.param(domain, split, marks=() if (domain, split) == ("retail", "test") else pytest.mark.night)
@@ -226,6 +232,20 @@ def test_the_policy_answers_for_the_assistant_alone(long_model: Path, tmp_path: 
     [rollout] = report.policies["untrained"].rollouts
     calls = re.findall(r"^chat scripted  (\w+)  (policy)?", rollout.transcript, re.MULTILINE)
     assert set(calls) == {("assistant", "policy"), ("customer", "")}
+
+
+@pytest.mark.night
+def test_its_recipe_trains_the_assistant(tmp_path: Path) -> None:
+    model = make_untrained(tmp_path / "model", context=24000)  # of tokens that are shorter than SmolLM2's
+    options = Namespace(model=str(model), seed=0, short=True, steps=None, threads=1, out=tmp_path, save=False)
+    facts = learn("service", replace(claim(options), max_context=24000, max_response_tokens=16), options)
+    assert (facts["heldout"], facts["rollouts"], len(facts["measured"])) == (2, 2, 3)
+
+    async def calls(store: Store) -> list[Call]:
+        rollouts = await store.query_rollouts(mode="train")
+        return [call for rollout in rollouts for call in await store.query_calls(rollout.rollout_id)]
+
+    assert {call.agent for call in read_store(facts["store"], calls)} == {"assistant"}
 
 
 def test_a_conversation_that_outgrows_the_context_earns_nothing_and_is_no_error(
