@@ -117,7 +117,7 @@ PROGRAMS = {
     ),
     "middleware": Expected(
         # Half of them are refused by the limit: calls that failed.
-        script=middleware, agents=("searcher",), trains="searcher", tools=("search",) * 6, calls=10,
+        script=middleware, agents=("searcher", "searcher-summary"), trains="searcher", tools=("search",) * 6, calls=10,
     ),
     "chains": Expected(script=chains, agents=(ROOT,), trains="chains", calls=10, failed=1),
     "events": Expected(
