@@ -5,7 +5,8 @@
     python -m examples.smollm2.settings --table   # of the runs that have ended
 
 The agent and the tasks are those of `agl quickstart --real`. Every run begins with the same policy, which has imitated
-64 runs of an expert. All settings are run with seed 0 before any is with seed 1.
+64 runs of an expert. All settings are run with seed 0 before any is with seed 1. Of a run that has ended the weights
+are deleted, which take 2 GB.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -110,6 +112,9 @@ def train(directory: Path, seeds: int, only: Sequence[str], threads: int, *, mod
     for n in range(1, seeds + 1):
         for change in changes:
             sweep(arguments, [f"{name}={value}" for name, value in (USUAL | change).items()], n, directory / "runs")
+            for facts in (directory / "runs").glob(f"*/{FACTS}"):
+                for weights in ("policy", "checkpoints"):
+                    shutil.rmtree(facts.parent / weights, ignore_errors=True)
 
 
 def table(directory: Path, seeds: int) -> str:
@@ -147,4 +152,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same line goes on")
+    except agl.AglError as error:
+        sys.exit(f"error: {error}")

@@ -175,6 +175,7 @@ def test_settings_are_compared_run_by_run(
         for seed in (0, 1)
     }
     assert [len(found) for found in rewards.values()] == [1, 1]
+    assert not list(tmp_path.rglob("runs/*/policy")), "70 of them fill a disk"
     mean = 50 * (rewards[0][0] + rewards[1][0])
     row = f"| `lora=16`, `learning_rate=5e-4` | 2 | {mean:.1f} %"
     shown = capsys.readouterr().out
