@@ -118,7 +118,8 @@ def train(directory: Path, seeds: int, only: Sequence[str], threads: int, *, mod
 
 
 def table(directory: Path, seeds: int) -> str:
-    """The table in Markdown: held-out reward after the last step, its mean and Student's 95 % interval over seeds."""
+    """The table in Markdown: held-out reward after the last step, its mean and from three seeds on Student's 95 %
+    interval over them."""
     lines = ["| changed | seeds | mean, 95 % | each |", "|---|---|---|---|"]
     if (directory / START).is_file():
         lines.append(f"| the start | | {100 * json.loads((directory / START).read_text())['reward']:.1f} % | |")
@@ -127,7 +128,7 @@ def table(directory: Path, seeds: int) -> str:
         rewards = [100 * json.loads(file.read_text())["reward"] for file in facts if file.is_file()]
         if not rewards:
             continue
-        interval = ", {:.1f} to {:.1f}".format(*mean_interval(rewards)) if len(rewards) > 1 else ""
+        interval = ", {:.1f} to {:.1f}".format(*mean_interval(rewards)) if len(rewards) > 2 else ""
         what = ", ".join(f"`{name}={value}`" for name, value in change.items()) or "nothing"
         mean = f"{sum(rewards) / len(rewards):.1f} %{interval}"
         lines.append(f"| {what} | {len(rewards)} | {mean} | {', '.join(f'{r:.0f}' for r in rewards)} |")
