@@ -154,7 +154,7 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Out
         seconds.append(loop.time() - began)
     busy += sum(engine.busy for engine in engines) / layout.engines * layout.sampling
     devices = layout.sampling + layout.learning * (layout.sharing == "separate")
-    idle = 1.0 - busy / (sum(seconds) * devices or 1.0)
+    idle = max(0.0, 1.0 - busy / (sum(seconds) * devices or 1.0))  # but for rounding
     return Outcome(seconds, idle, sum(e.sampled for e in engines), sum(e.computed for e in engines), taken)
 
 
