@@ -336,7 +336,7 @@ def children() -> Iterator[list[float]]:
     most, over = [0.0, 0.0], threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.05):
+        while not over.wait(0.01):
             below = psutil.Process().children(recursive=True)
             resident = 0
             for process in below:
@@ -372,9 +372,9 @@ def children() -> Iterator[list[float]]:
 def test_a_bomb_stays_within_its_limits(bomb: str, children: list[float]) -> None:
     for task in (TASK, {"test_cases": [{"input": "", "output": "x"}]}):
         assert PythonTests(timeout=4, cpu_seconds=2)(task, bomb) == 0.0
+    assert GRADER(TASK, "def f(x): return {41: 7341, -3: 905}[x]") == 1.0
     assert 10 < children[0] < 4000
     assert children[1] < 200
-    assert GRADER(TASK, "def f(x): return {41: 7341, -3: 905}[x]") == 1.0
 
 
 def test_what_a_test_computes_with_an_answer_is_bounded_too() -> None:
