@@ -359,7 +359,7 @@ def children() -> Iterator[list[float]]:
         "for _ in range(40):\n    if os.fork() == 0: eat()\nwhile True: pass",
         "import os, mmap\nkept = []\nwhile True:\n    kept.append(bytearray(50 << 20))",
         "import ctypes, time\nlibc = ctypes.CDLL(None)\nlibc.shmat.restype = ctypes.c_void_p\nwhile True:\n"
-        "    i = libc.shmget(0, 200 << 20, 0o1600)\n    p = libc.shmat(i, None, 0)\n"
+        "    i = libc.shmget(0, 200 << 20, 0o1600)\n    if i < 0: continue\n    p = libc.shmat(i, None, 0)\n"
         "    ctypes.memset(p, 1, 200 << 20)\n    libc.shmdt(ctypes.c_void_p(p))",
         "import os\nfor i in range(10**6): open(f'/tmp/{i}', 'wb').write(bytes(10 << 20))",
         "while True: print('x' * 10**6)",
@@ -372,9 +372,9 @@ def children() -> Iterator[list[float]]:
 def test_a_bomb_stays_within_its_limits(bomb: str, children: list[float]) -> None:
     for task in (TASK, {"test_cases": [{"input": "", "output": "x"}]}):
         assert PythonTests(timeout=4, cpu_seconds=2)(task, bomb) == 0.0
-    assert GRADER(TASK, "def f(x): return {41: 7341, -3: 905}[x]") == 1.0
     assert 10 < children[0] < 4000
     assert children[1] < 200
+    assert GRADER(TASK, "def f(x): return {41: 7341, -3: 905}[x]") == 1.0
 
 
 def test_what_a_test_computes_with_an_answer_is_bounded_too() -> None:

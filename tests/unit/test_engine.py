@@ -186,7 +186,8 @@ def test_a_lora_model_is_served_with_its_adapter():
         assert np.abs(reference(wrapped, prompt, answer, sampling) - answer.logprobs).max() > 0.01
 
 
-def test_score_goes_through_the_cache_and_agrees(model):
+def test_score_goes_through_the_cache_and_agrees(model, monkeypatch):
+    monkeypatch.setattr("agl.trainer.local.engine.engine.SCORED_STEPS", 32)
     ids = np.concatenate(prompts(4, seed=3))
     with torch.no_grad():
         logits = model.to(DEVICE)(torch.tensor(ids, device=DEVICE).long()[None]).logits[0, :-1].cpu() / 0.8
@@ -198,8 +199,9 @@ def test_score_goes_through_the_cache_and_agrees(model):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-def test_the_probe_after_an_update_holds_where_engine_and_learner_use_autocast(architecture):
+def test_the_probe_after_an_update_holds_where_engine_and_learner_use_autocast(architecture, monkeypatch):
     """As on cuda, where both compute in bfloat16 over float32 weights."""
+    monkeypatch.setattr("agl.trainer.local.engine.engine.SCORED_STEPS", 32)
     model, ids = tiny_model(architecture).to(DEVICE), np.concatenate(prompts(4))[:PROBE_TOKENS]
     trained = Learner(model, LearnerConfig(autocast="bfloat16"), DEVICE).logprobs(ids)
     served = engine_for(model, autocast=torch.bfloat16).logprobs(ids)
