@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.common import EXAMPLES
+from examples.smollm2 import settings
 
 SEEDS = (0, 1)
 EXAMPLE = {
@@ -68,6 +69,7 @@ def written() -> dict[Path, str]:
     files = {EXAMPLES / name / "README.md": table(kept[name]) for name in evaluated}
     files[EXAMPLES / "README.md"] = overview()
     files[EXAMPLES / "smollm2" / "README.md"] = smollm2()
+    files[EXAMPLES.parent / "docs" / "hyper-parameters.md"] = settings.table(settings.ended(settings.KEPT)) + "\n"
     return {file: _replaced(file.read_text("utf-8"), text) for file, text in files.items()}
 
 

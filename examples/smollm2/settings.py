@@ -3,19 +3,21 @@
     python -m examples.smollm2.settings           # 70 runs: hours on two cores; Ctrl-C stops it, the same line goes on
     python -m examples.smollm2.settings --only nothing learning_rate   # 20 of them
     python -m examples.smollm2.settings --table   # of the runs that have ended
+    python -m examples.smollm2.settings --save    # keep them in settings.json, whose table docs/hyper-parameters.md has
 
 The agent and the tasks are those of `agl quickstart --real`. Every run begins with the same policy, which has imitated
 64 runs of an expert. All settings are run with seed 0 before any is with seed 1. Of a run that has ended the weights
-are deleted, which take 2 GB.
+are deleted, which take 2 GB. What settings.json has is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import agl
@@ -30,6 +32,7 @@ agent = build_agent(system_prompt=SYSTEM_PROMPT, max_tokens=64)
 IMITATED, TASKS, HELDOUT = 64, 256, 128
 STEPS = 4
 START = "start.json"
+KEPT = Path(__file__).with_name("settings.json")
 USUAL = {
     "learning_rate": "2e-5",
     "group_size": "8",
@@ -109,29 +112,50 @@ def train(directory: Path, seeds: int, only: Sequence[str], threads: int, *, mod
         *("--tasks", str(directory / "tasks.jsonl"), "--val", str(directory / "val.jsonl")),
         *(part for name, value in fixed.items() for part in ("--set", f"{name}={str(value).lower()}")),
     ]
-    for n in range(1, seeds + 1):
-        for change in changes:
-            sweep(arguments, [f"{name}={value}" for name, value in (USUAL | change).items()], n, directory / "runs")
-            for facts in (directory / "runs").glob(f"*/{FACTS}"):
-                for weights in ("policy", "checkpoints"):
-                    shutil.rmtree(facts.parent / weights, ignore_errors=True)
+    kept = {} if short or model else ended(KEPT)
+    for seed, change in itertools.product(range(seeds), changes):
+        if (name := place_of(USUAL | change, seed)) not in kept:
+            sweep(arguments, [f"{n}={value}" for n, value in (USUAL | change).items()], [seed], directory / "runs")
+            for weights in ("policy", "checkpoints"):
+                shutil.rmtree(directory / "runs" / name / weights, ignore_errors=True)
 
 
-def table(directory: Path, seeds: int) -> str:
+def ended(file: Path) -> dict[str, float]:
+    """What was kept by `save`: "start", and the names of runs -> held-out reward after the last step."""
+    return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+
+
+def found(directory: Path) -> dict[str, float]:
+    """The same of the runs that have ended in a directory."""
+    if not (directory / START).is_file():
+        return {}
+    rewards = {file.parent.name: json.loads(file.read_text())["reward"] for file in directory.glob(f"runs/*/{FACTS}")}
+    return {"start": json.loads((directory / START).read_text())["reward"], **dict(sorted(rewards.items()))}
+
+
+def save(directory: Path, file: Path) -> None:
+    """Add a directory's ended runs to those that a file keeps."""
+    kept, more = ended(file), found(directory)
+    if kept and kept["start"] != more.get("start"):
+        raise SystemExit(f"{directory} began with another policy than the runs of {file.name}")
+    file.write_text(json.dumps(kept | more, indent=1) + "\n", encoding="utf-8")
+
+
+def table(rewards: Mapping[str, float]) -> str:
     """The table in Markdown: held-out reward after the last step, its mean and from three seeds on Student's 95 %
     interval over them."""
     lines = ["| changed | seeds | mean, 95 % | each |", "|---|---|---|---|"]
-    if (directory / START).is_file():
-        lines.append(f"| the start | | {100 * json.loads((directory / START).read_text())['reward']:.1f} % | |")
+    if "start" in rewards:
+        lines.append(f"| the start | | {100 * rewards['start']:.1f} % | |")
     for change in CHANGES:
-        facts = [directory / "runs" / place_of(USUAL | change, seed) / FACTS for seed in range(seeds)]
-        rewards = [100 * json.loads(file.read_text())["reward"] for file in facts if file.is_file()]
-        if not rewards:
+        name = place_of(USUAL | change, 0).removesuffix("0")
+        percent = [100 * rewards[run] for run in sorted(rewards) if run.startswith(name)]
+        if not percent:
             continue
-        interval = ", {:.1f} to {:.1f}".format(*mean_interval(rewards)) if len(rewards) > 2 else ""
+        interval = ", {:.1f} to {:.1f}".format(*mean_interval(percent)) if len(percent) > 2 else ""
         what = ", ".join(f"`{name}={value}`" for name, value in change.items()) or "nothing"
-        mean = f"{sum(rewards) / len(rewards):.1f} %{interval}"
-        lines.append(f"| {what} | {len(rewards)} | {mean} | {', '.join(f'{r:.0f}' for r in rewards)} |")
+        mean = f"{sum(percent) / len(percent):.1f} %{interval}"
+        lines.append(f"| {what} | {len(percent)} | {mean} | {', '.join(f'{r:.0f}' for r in percent)} |")
     return "\n".join(lines)
 
 
@@ -144,12 +168,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=names, default=[], help="changes to make (default: all)")
     parser.add_argument("--threads", type=int, default=SETTINGS["threads"], help="of a run, if several share the cores")
     parser.add_argument("--table", action="store_true", help="show what has ended, and train nothing")
+    keep = "add what has ended to a file (default: settings.json here), and train nothing"
+    parser.add_argument("--save", nargs="?", type=Path, const=KEPT, metavar="FILE", help=keep)
     parser.add_argument("--short", action="store_true", help="one step of the last setting, to see that it runs")
     options = parser.parse_args(argv)
     directory = options.directory.resolve()
-    if not options.table:
+    if options.save:
+        save(directory, options.save)
+    elif not options.table:
         train(directory, options.seeds, options.only, options.threads, model=options.model, short=options.short)
-    print(table(directory, options.seeds))
+    print(table(ended(options.save) if options.save else found(directory)))
 
 
 if __name__ == "__main__":

@@ -185,6 +185,16 @@ def test_settings_are_compared_run_by_run(
     assert row in capsys.readouterr().out
     with pytest.raises(SystemExit, match="began with another policy"):
         settings.main(["--directory", str(tmp_path)])
+    with pytest.raises(SystemExit, match="began with another policy"):
+        settings.main(["--directory", str(tmp_path), "--save"])
+    keep, kept = ["--directory", str(tmp_path), "--save", str(tmp_path / "kept.json")], tmp_path / "kept.json"
+    settings.main(keep)
+    assert row in capsys.readouterr().out
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {settings.place_of(settings.USUAL, 0): 1.0}))
+    settings.main(keep)
+    shown = capsys.readouterr().out
+    assert row in shown
+    assert "| nothing | 1 | 100.0 % | 100 |" in shown, "what was kept before is lost"
 
 
 @pytest.mark.slow

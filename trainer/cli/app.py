@@ -283,7 +283,7 @@ def sweep(
     """Train with every combination of some settings, and compare what each comes to over several seeds."""
     from agl.trainer.cli.sweep import sweep as run_all
 
-    rows = run_all(arguments, over, seeds, directory)
+    rows = run_all(arguments, over, range(seeds), directory)
     write_json(json_file, rows)
     if failed := sum(seeds - len(row["directories"]) for row in rows):
         typer.echo(f"{failed} runs failed; the same line tries them again", err=True)

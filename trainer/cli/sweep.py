@@ -27,11 +27,11 @@ FACTS = "facts.json"
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
-def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: Path) -> list[dict[str, Any]]:
+def sweep(arguments: Sequence[str], over: Sequence[str], seeds: Sequence[int], directory: Path) -> list[dict[str, Any]]:
     """Train, one run after another, and print a table. Runs that ended are not made again, stopped ones are resumed.
 
     Args:
-        arguments: of `agl train`. over: NAME=VALUE,VALUE,... each. seeds: 0..seeds-1. directory: of all runs.
+        arguments: of `agl train`. over: NAME=VALUE,VALUE,... each. directory: of all runs.
 
     Returns:
         Of each combination: "settings", "rewards" (the last held-out reward of each seed, or the last step's training
@@ -48,7 +48,7 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: int, directory: 
         if any(argument.partition("=")[0] == name for argument in arguments):
             raise ConfigError(f"{name} for agl train", hint="leave it out: the sweep sets it for each run")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    runs = [(settings, seed) for settings in combinations for seed in range(seeds)]
+    runs = [(settings, seed) for settings in combinations for seed in seeds]
     places = [directory / place_of(settings, seed) for settings, seed in runs]
     for place in places:
         if (kept := place / FACTS).is_file() and json.loads(kept.read_text())["arguments"] != [*arguments]:
