@@ -9,7 +9,7 @@ from typing import Any
 
 from agl import extras
 
-PROGRAMS = ("aider", "claude", "codex", "mini", "opencode", "pi", "qwen")
+PROGRAMS = ("aider", "claude", "codex", "gemini", "mini", "opencode", "pi", "qwen")
 
 
 def find(command: Sequence[str]) -> Any:

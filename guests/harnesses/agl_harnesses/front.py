@@ -94,16 +94,16 @@ class Onward(Front):
     """The same where the addresses are other servers'. It adds the keys, which the coding agent does not have.
 
     Args:
-        keys: header -> its value, for the addresses.
+        keys: API -> header, and its value for the address of that API.
 
     Attributes:
         status: of the last answer to a request with a body; None before it.
     """
 
-    def __init__(self, harness: Harness, keys: Mapping[str, str]) -> None:
+    def __init__(self, harness: Harness, keys: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(harness)
         self.status: int | None = None
-        self._keys = [(name.encode(), value.encode()) for name, value in keys.items()]
+        self._keys = {api: (name.encode(), value.encode()) for api, (name, value) in keys.items()}
         self._client = httpx.AsyncClient(timeout=SILENT_SECONDS, limits=httpx.Limits(max_connections=None))
         self._client.headers.clear()
         self._open, self._since, self._seconds = 0, time.monotonic(), 0.0
@@ -117,9 +117,10 @@ class Onward(Front):
         self._seconds, self._open = self.own_seconds, self._open + 1
         try:
             url += f"?{request.url.query}" if request.url.query else ""
-            replaced = {name for name, _ in self._keys}
-            headers = [pair for pair in forwarded_headers(request) if pair[0].lower() not in replaced]
-            sent = self._client.build_request(request.method, url, headers=headers + self._keys, content=content)
+            headers = forwarded_headers(request)
+            if (key := self._keys.get(request.path_params["api"])) is not None:
+                headers = [*(pair for pair in headers if pair[0].lower() != key[0]), key]
+            sent = self._client.build_request(request.method, url, headers=headers, content=content)
             answer = await self._client.send(sent, stream=True)
             self.status = answer.status_code if content else self.status
             response = StreamingResponse(answer.aiter_raw(), answer.status_code)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from agl.errors import ConfigError, UnreadableMessageError
-from agl.messages import read
+from agl.messages import google, read
 from agl.tracing.propagation import ANTHROPIC_KEY, ANTHROPIC_URL, OPENAI_KEY, OPENAI_URL
 
 Providers = dict[str, str]
-"""API ("openai", "anthropic") -> base URL; that of "openai" ends where `/chat/completions` follows, that of "anthropic"
-where `/v1/messages` does."""
+"""API ("openai", "anthropic", "google") -> base URL; that of "openai" ends where `/chat/completions` follows, that of
+"anthropic" where `/v1/messages` does, that of "google" where `/v1beta/models` does."""
 
 
 @dataclass(eq=False)
@@ -60,11 +60,16 @@ class Attempt:
         home = self.environment.get("HOME") or str(Path.home())
         return Path(self.environment.get(variable) or Path(home, usual))
 
-    def copy(self, directory: Path, *without: str) -> None:
-        """Copy the user's directory for the agent to `home`, without what these globs name: state, not settings."""
+    def copy(self, directory: Path, *without: str, to: str = ".") -> None:
+        """Copy the user's directory for the agent to `home`, without what these globs name: state, not settings.
+
+        Args:
+            to: the copy's place below `home`, which is made even where the user has no such directory.
+        """
+        (self.home / to).mkdir(exist_ok=True)
         if directory.is_dir():
             ignored = shutil.ignore_patterns(*without)
-            shutil.copytree(directory, self.home, ignore=ignored, dirs_exist_ok=True, symlinks=True)
+            shutil.copytree(directory, self.home / to, ignore=ignored, dirs_exist_ok=True, symlinks=True)
 
     def placeholder(self, *names: str, known: Mapping[str, Any] | None = None) -> None:
         """Set keys that the user has not, where a policy answers: without any an agent makes no call.
@@ -123,7 +128,7 @@ class Harness:
     Attributes:
         name: of its calls' agent. programs: what its command may be called. install: a command that installs it.
         versions: those that the suite has seen.
-        sub_agents: name -> what the system prompt of such a call holds.
+        sub_agents: name -> what the system prompt of such a call holds; or its last message, where it has none.
         main_tools: what only the main agent has; a call that has tools, but none of these, is a sub-agent's ("task").
     """
 
@@ -162,9 +167,10 @@ class Harness:
             messages = read.body(body)
         except UnreadableMessageError:
             return None
-        system = "\n".join(m.text for m in messages if m.role in ("system", "developer"))
+        system = [m.text for m in messages if m.role in ("system", "developer")]
+        about = "\n".join(system or [m.text for m in messages[-1:]])
         for name, phrase in self.sub_agents.items():
-            if phrase in system:
+            if phrase in about:
                 return name
         tools = {tool.get("name") or (tool.get("function") or {}).get("name") for tool in _tools(body)}
         return "task" if tools and self.main_tools and not tools & self.main_tools else None
@@ -227,5 +233,5 @@ def point_litellm(attempt: Attempt, known: Mapping[str, str] | None = None) -> d
 
 
 def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    tools = body.get("tools")
+    tools = google.common(body).get("tools")
     return [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []

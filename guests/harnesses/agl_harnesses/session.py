@@ -23,6 +23,7 @@ from agl_harnesses.aider import Aider
 from agl_harnesses.claude import Claude
 from agl_harnesses.codex import Codex
 from agl_harnesses.front import Front
+from agl_harnesses.gemini import Gemini
 from agl_harnesses.harness import Attempt, Harness, Providers
 from agl_harnesses.mini import Mini
 from agl_harnesses.opencode import OpenCode
@@ -32,10 +33,10 @@ from agl_harnesses.qwen import Qwen
 if TYPE_CHECKING:
     from agl.trainer.launch.run import CommandRollout
 
-OWN: tuple[type[Harness], ...] = (Codex, OpenCode, Qwen, Pi, Mini, Aider, Claude)
+OWN: tuple[type[Harness], ...] = (Codex, OpenCode, Gemini, Qwen, Pi, Mini, Aider, Claude)
 GROUP = "agl.harnesses"
 """The entry points of other packages: each a `Harness` class."""
-_KEYS = (propagation.OPENAI_KEY, propagation.ANTHROPIC_KEY)
+_KEYS = (propagation.OPENAI_KEY, propagation.ANTHROPIC_KEY, *propagation.GOOGLE_KEYS)
 
 
 def known() -> list[type[Harness]]:

@@ -47,7 +47,12 @@ from agl_harnesses.front import Onward, UnixServer
 from agl_harnesses.harness import Attempt, Harness, Providers
 from agl_harnesses.session import check_version, known
 
-_KEYS = (propagation.OPENAI_KEY, propagation.ANTHROPIC_KEY)
+_KEYS = {
+    propagation.OPENAI_KEY: ("openai", "authorization", "Bearer "),
+    propagation.ANTHROPIC_KEY: ("anthropic", "x-api-key", ""),
+    propagation.GOOGLE_KEYS[0]: ("google", "x-goog-api-key", ""),
+}
+"""Variable of a key -> the API that it is for, the header in which that takes it, and what precedes it there."""
 _POLL_SECONDS, _END_SECONDS = 0.1, 10.0
 _FIRST_UID, _UIDS = 60_000, 2_000
 _uids = itertools.count(os.getpid())
@@ -106,8 +111,9 @@ def harness(
             the copy at the end, and is removed afterwards. It does not run in the sandbox: run no program of the copy
             in it but by `agl.rewards.PythonTests`.
         words: further options of the program. home: files of its HOME, path -> text, /tmp/home inside.
-        env: its variables, to which nothing of this process's are added. Where no policy answers, OPENAI_BASE_URL and
-            ANTHROPIC_BASE_URL say who does; OPENAI_API_KEY and ANTHROPIC_API_KEY do not reach the sandbox.
+        env: its variables, to which nothing of this process's are added. Where no policy answers, OPENAI_BASE_URL,
+            ANTHROPIC_BASE_URL and GOOGLE_GEMINI_BASE_URL say who does; OPENAI_API_KEY, ANTHROPIC_API_KEY and
+            GEMINI_API_KEY do not reach the sandbox.
         folders: of this machine, that can be read inside, at the same paths; their `bin` comes first in its PATH.
         model: what its calls name.
         timeout: seconds in which it waits for no model; all of an attempt is limited by `Trainer(timeout=)`.
@@ -218,10 +224,8 @@ class _Place:
         Raises:
             CommandFailed: it ended badly. RolloutError: the infrastructure failed.
         """
-        keys = {name: self.env[name] for name in _KEYS if name in self.env}
-        headers = {"authorization": f"Bearer {keys[_KEYS[0]]}"} if _KEYS[0] in keys else {}
-        headers |= {"x-api-key": keys[_KEYS[1]]} if _KEYS[1] in keys else {}
-        front = Onward(self.harness, headers)
+        keys = {api: (header, word + self.env[name]) for name, (api, header, word) in _KEYS.items() if name in self.env}
+        front = Onward(self.harness, keys)
         app = Starlette(
             routes=[Route("/{api}/{rest:path}", front, methods=None)],
             exception_handlers=error_handlers(describe, RequestError),
