@@ -5,7 +5,7 @@ set -euo pipefail
 mkdir -p "$1/bin"
 dir="$(cd "$1" && pwd)"
 shift
-[ $# -gt 0 ] || set -- mini aider codex opencode qwen pi
+[ $# -gt 0 ] || set -- mini aider codex opencode gemini qwen pi
 
 node_package() { # NAME PACKAGE
     npm install --prefix "$dir/$1" --no-audit --no-fund --silent "$2"
@@ -22,6 +22,7 @@ for name in "$@"; do
         aider) python_package aider aider-chat==0.86.2 ;;
         codex) node_package codex @openai/codex@0.171.0 ;;
         opencode) node_package opencode opencode-ai@1.18.33 ;;
+        gemini) node_package gemini @google/gemini-cli@0.61.0 ;;
         qwen) node_package qwen @qwen-code/qwen-code@0.15.10 ;;
         pi) node_package pi @mariozechner/pi-coding-agent@0.73.1 ;;
         *) echo "unknown: $name" >&2; exit 2 ;;

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ def place(tmp_path: Path, agent: CodingAgent, provider: Provider) -> Place:
 
 
 def generated(provider: Provider) -> list[Any]:
-    ways = ("/chat/completions", "/responses", "/messages")
+    ways = ("/chat/completions", "/responses", "/messages", ":generateContent", ":streamGenerateContent")
     return [seen for seen in provider.seen if seen.path.partition("?")[0].endswith(ways)]
 
 
@@ -172,7 +172,7 @@ def test_the_commands_of_the_page(place: Place, provider: Provider) -> None:
         if block.page == "docs/harnesses.md" and block.kind == "run by" and block.language == "bash"
     ]
     lines = [line for block in shown for line in commands(block.text)]
-    assert len(lines) == 8
+    assert len(lines) == 9
     found = [line for line in lines if agent.program in line and line[:2] == ["agl", "run"]]
     if not found:
         pytest.skip(f"the page's line for {agent.name} says why it is not run")
@@ -192,7 +192,7 @@ def test_its_sub_agents_have_names_of_their_own(place: Place, provider: Provider
     if agent.delegates is None:
         pytest.skip(f"{agent.name} has no sub-agents")
     turns, phrase, name = agent.delegates
-    place.renew(turns(place.work), {phrase: (Reply("It says hello."),)})
+    place.renew(turns(place.work), {phrase: (agent.reports,)})
     done = place.traced()
     assert done.returncode == 0, done.stdout + done.stderr
     calls = [
@@ -215,8 +215,8 @@ def test_its_compaction_has_a_name_and_what_follows_is_a_fork(place: Place, prov
     # What follows holds the summary, and maybe no call that would tell how far it is.
     others = {phrase: (Reply(SUMMARY),), SUMMARY: (after,)}
     place.renew(agent.turns(place.work), others)
-    lower(place.home)
-    done = place.traced()
+    words = lower(place.home) or ()
+    done = place.traced(words=(*agent.command(TASK), *words))
     assert (done.returncode == 0) == (after.status == 200), done.stdout + done.stderr
     calls = [
         (s["attributes"][semconv.AGENT_NAME], s["attributes"].get(semconv.OUTPUT_MESSAGES, ""))
@@ -225,6 +225,32 @@ def test_its_compaction_has_a_name_and_what_follows_is_a_fork(place: Place, prov
     assert {by for by, said in calls if SUMMARY in said} == {name}
     assert [by for by, _ in calls if by == agent.name]
     assert causes(provider, agent.name, phrase) == ([] if cause is None else [cause])
+
+
+ASIDES = [(agent, *aside) for agent in AGENTS for aside in agent.asides]
+
+
+@pytest.mark.night
+@pytest.mark.parametrize(
+    ("agent", "allow", "first", "phrase", "reply", "name"), ASIDES, indirect=["agent"], ids=[each[-1] for each in ASIDES]
+)
+def test_its_calls_beside_the_task_have_names_of_their_own(
+    place: Place,
+    allow: Callable[[Path], None],
+    first: Callable[[Path], Reply] | None,
+    phrase: str,
+    reply: Reply,
+    name: str,
+) -> None:
+    agent = place.agent
+    turns = agent.turns(place.work)
+    place.renew(turns if first is None else (first(place.work), Reply("Done.")), {phrase: (reply,)})
+    allow(place.home)
+    done = place.traced()
+    assert (place.work / FILE).read_text() == AFTER, done.stdout + done.stderr
+    by = [s["attributes"][semconv.AGENT_NAME] for s in chats(place.trace())]
+    assert sorted({*by}) == [agent.name, name]
+    assert by.count(name) == 1
 
 
 def causes(provider: Provider, agent: str, phrase: str) -> list[str]:
@@ -253,6 +279,11 @@ def test_it_does_its_task_behind_walls(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     provider.script = answers(agent.turns(Path("/tmp/work")), SIDE)
     found: list[str] = []
+    urls = {
+        "OPENAI_BASE_URL": provider.url,
+        "ANTHROPIC_BASE_URL": provider.root,
+        "GOOGLE_GEMINI_BASE_URL": provider.root,
+    }
 
     def grade(task: str, folder: Path) -> float:
         found.append((folder / FILE).read_text())
@@ -264,7 +295,7 @@ def test_it_does_its_task_behind_walls(
         files=lambda _: {FILE: BEFORE},
         grade=grade,
         words=[FILE] if agent.name == "aider" else [],
-        env={"OPENAI_BASE_URL": provider.url, "ANTHROPIC_BASE_URL": provider.root, "OPENAI_API_KEY": KEY},
+        env={**urls, "OPENAI_API_KEY": KEY, "GEMINI_API_KEY": KEY},
     )
     directory = tmp_path / "run"
     report = agl.evaluate(bounded, [TASK], {"scripted": None}, directory=directory, progress=False)
@@ -275,7 +306,7 @@ def test_it_does_its_task_behind_walls(
     assert sum(counts["calls"] for counts in rollout.agents.values()) == len(generated(provider))
     sides = {f"{agent.name}-{side}" for side in agent.side if side != "commit"}  # without git
     assert set(rollout.agents) == {agent.name, *sides}
-    assert all(request.headers["authorization"] == f"Bearer {KEY}" for request in generated(provider))
+    assert all(request.headers[agent.key[0]] == agent.key[1] for request in generated(provider))
 
 
 def test_codex_writes_its_own_summary_for_a_policy(
@@ -323,4 +354,4 @@ def test_a_policy_answers_the_agent_that_is_selected_and_the_provider_the_others
     assert routed, done.stderr
     assert {s["attributes"][semconv.AGENT_NAME] for s in routed} == {agent.name}
     assert len(generated(provider)) == len(spans) - len(routed)
-    assert all(s.headers["authorization"] == f"Bearer {KEY}" for s in generated(provider))
+    assert all(s.headers[agent.key[0]] == agent.key[1] for s in generated(provider))

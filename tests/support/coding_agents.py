@@ -33,10 +33,14 @@ class CodingAgent:
         turns: (work) -> what a model answers to solve the task in this directory, one reply for each call.
         config: its configuration, below the home. writes: what a plain run writes elsewhere below the home.
         random: what differs between two runs in a request's body: a pattern, and what stands for it.
+        quiet: headers of its telemetry, which agl switches off. key: the header of a provider's key, and its value.
         side: the agents that ask something beside the task. delegates: the turns of an agent that starts another one,
             what the other gets to do, and its name.
-        compacts: (home) -> sets its limit so low that it compacts its history; a phrase of the call that summarises;
+        reports: how an agent that another one started gives its result.
+        compacts: (home) -> sets its limit so low that it compacts its history, its further words; a phrase of the call that summarises;
             the agent of that call; what is answered next; why that request is a fork, None if the summary is in none.
+        asides: further calls beside the task: (home) -> its setting for them, the first turn of the task, None for
+            the usual one, a phrase, what is answered, the agent.
     """
 
     name: str
@@ -47,9 +51,13 @@ class CodingAgent:
     config: str
     writes: tuple[str, ...] = ()
     random: Mapping[str, str] = field(default_factory=dict)
+    quiet: tuple[str, ...] = ()
+    key: tuple[str, str] = ("authorization", f"Bearer {KEY}")
     side: tuple[str, ...] = ()
     delegates: tuple[Callable[[Path], Turns], str, str] | None = None
-    compacts: tuple[Callable[[Path], None], str, str, Reply, str | None] | None = None
+    reports: Reply = Reply("It says hello.")
+    compacts: tuple[Callable[[Path], tuple[str, ...] | None], str, str, Reply, str | None] | None = None
+    asides: tuple[tuple[Callable[[Path], None], Callable[[Path], Reply] | None, str, Reply, str], ...] = ()
 
     @property
     def path(self) -> str | None:
@@ -134,6 +142,14 @@ def qwen(home: Path, provider: Provider) -> dict[str, str]:
     return {}
 
 
+def gemini(home: Path, provider: Provider) -> dict[str, str]:
+    (home / ".gemini").mkdir()
+    security = {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}}
+    (home / ".gemini/settings.json").write_text("// mine\n" + json.dumps({"model": {"name": "m"}, "security": security}))
+    (home / ".gemini/.env").write_text(f"GEMINI_API_KEY={KEY}\nGOOGLE_GEMINI_BASE_URL={provider.root}\n")
+    return {}
+
+
 def pi(home: Path, provider: Provider) -> dict[str, str]:
     lab = {"baseUrl": provider.url, "api": "openai-completions", "apiKey": "LAB_KEY", "models": [{"id": "m"}]}
     (home / ".pi/agent").mkdir(parents=True)
@@ -163,6 +179,24 @@ def opencode_compacts(home: Path) -> None:
 def qwen_compacts(home: Path) -> None:
     compression = {"chatCompression": {"contextPercentageThreshold": 0.00001}}
     changed(home / ".qwen/settings.json", lambda s: s["model"].update(compression))
+
+
+def gemini_compacts(home: Path) -> tuple[str, ...]:
+    """It compacts whole answers only, and so needs a session that it goes on with."""
+    gemini_set("model", compressionThreshold=0.000001)(home)
+    at, user, model = {"timestamp": "2026-01-01T00:00:00Z"}, "Good morning. " * 30, "Good morning."
+    messages = [
+        {"id": "1", "type": "user", "content": [{"text": user}], **at},
+        {"id": "2", "type": "gemini", "content": model, **at},
+    ]
+    about = {"sessionId": "00000000-0000-4000-8000-000000000000", "projectHash": "-", "startTime": at["timestamp"]}
+    file = home / "session.json"
+    file.write_text(json.dumps({**about, "lastUpdated": at["timestamp"], "kind": "main", "messages": messages}))
+    return "--session-file", str(file)
+
+
+def gemini_set(part: str, **values: Any) -> Callable[[Path], None]:
+    return lambda home: changed(home / ".gemini/settings.json", lambda s: s.setdefault(part, {}).update(values))
 
 
 def pi_compacts(home: Path) -> None:
@@ -267,6 +301,57 @@ AGENTS = (
         ),
     ),
     CodingAgent(
+        name="gemini",
+        program="gemini",
+        command=lambda task: ["gemini", "-y", "-p", task],
+        configure=gemini,
+        turns=lambda work: (
+            call("read_file", file_path=str(work / FILE)),
+            call("replace", file_path=str(work / FILE), instruction="-", old_string="hello", new_string="goodbye"),
+            Reply("Done."),
+        ),
+        # Its own folder is in the home that the configuration names.
+        config="",
+        writes=(".gemini",),
+        quiet=("x-gemini-api-privileged-user-id",),
+        key=("x-goog-api-key", KEY),
+        delegates=(
+            lambda work: (
+                call("invoke_agent", agent_name="generalist", prompt="Sub-agent: read it."),
+                Reply("Done."),
+            ),
+            "Sub-agent: read it.",
+            "gemini-task",
+        ),
+        reports=call("complete_task", result={"response": "It says hello."}),
+        compacts=(gemini_compacts, "distilling chat history", "gemini-compression", Reply("Done."), None),
+        asides=(
+            (
+                gemini_set("model", skipNextSpeakerCheck=False),
+                None,
+                "Analyze *only* the content",
+                Reply('{"reasoning": "-", "next_speaker": "user"}'),
+                "gemini-speaker",
+            ),
+            (
+                gemini_set("tools", disableLLMCorrection=False),
+                lambda work: call(
+                    "replace", file_path=str(work / FILE), instruction="-", old_string="helo", new_string="goodbye"
+                ),
+                "expert code-editing assistant",
+                Reply('{"search": "hello", "replace": "goodbye", "noChangesRequired": false, "explanation": "-"}'),
+                "gemini-edit",
+            ),
+            (
+                gemini_set("model", name="auto"),
+                None,
+                "Task Routing AI",
+                Reply('{"reasoning": "-", "model_choice": "flash"}'),
+                "gemini-router",
+            ),
+        ),
+    ),
+    CodingAgent(
         name="qwen",
         program="qwen",
         command=lambda task: ["qwen", "-y", "-p", task],
@@ -338,5 +423,6 @@ PER_CONNECTION = ("host", "content-length", "connection", "accept-encoding")
 
 def request(seen: Seen, agent: CodingAgent, work: Path, *configs: Path) -> tuple[str, str, dict[str, str]]:
     """Where a request went, below the provider's URL, its body, and its headers but those of the connection."""
-    headers = {k: comparable(v, agent, work, *configs) for k, v in seen.headers.items() if k not in PER_CONNECTION}
+    without = (*PER_CONNECTION, *agent.quiet)
+    headers = {k: comparable(v, agent, work, *configs) for k, v in seen.headers.items() if k not in without}
     return seen.path, comparable(seen.raw.decode(), agent, work, *configs), headers
