@@ -1,4 +1,4 @@
-"""Every benchmark in a quick form, and their tables in docs/benchmarks.md.
+"""Every benchmark in a quick form, and their tables in docs/benchmarks.md or the page of `PAGES`.
 
     benchmarks/all.sh [NAME ...] [--page FILE]
     benchmarks/all.sh --short          # does each still run? No rivals but TRL; the page stays as it is
@@ -57,6 +57,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "loggers": ("--steps", "4", "--rounds", "1"),
     "trl_grpo": ("--rounds", "1", "--steps", "3"),
     "programs": ("--programs", "200"),
+    "harnesses": (),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
 }
 """Name -> the arguments of its quick form, in the order of the page. After a point: which part of the benchmark."""
@@ -88,10 +89,13 @@ SHORT: dict[str, tuple[str, ...]] = {
     "dashboard.training": ("training", "--steps", "2", "--turns", "1"),
     "loggers": ("--steps", "1", "--rounds", "1"),
     "programs": ("--programs", "8"),
+    "harnesses": ("--only", "mini"),
     "trl_grpo": ("--rounds", "1", "--steps", "1", "--cases", "single"),
     "verl_bridge": ("--steps", "3", "--rounds", "1"),
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
+PAGES = {"harnesses": "harnesses.md"}
+"""Name -> its page in docs/, if that is not benchmarks.md."""
 NOT_HERE = {
     "all", "overhead_cases", "engine_sides", "store_sides", "verl_weighed", "chaos", "soak", "gpu", "trl_learning"
 }  # fmt: skip
@@ -164,7 +168,7 @@ def main() -> None:
     """Run them one after the other; the page is written after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(QUICK)}; all without")
-    parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "benchmarks.md")
+    parser.add_argument("--page", type=Path, help="instead of those in docs/")
     parser.add_argument("--short", action="store_true", help="the smallest forms, printed only")
     parser.add_argument("--minutes", type=float, default=15.0, help="limit of each benchmark")
     parser.add_argument("--verl-python", default=sys.executable, help="interpreter of deploy/verl-cpu.sh's environment")
@@ -185,7 +189,8 @@ def main() -> None:
         elif options.short:
             print(printed, flush=True)
         else:
-            options.page.write_text(insert(options.page.read_text(), name, block(name, printed)))
+            page = options.page or HERE.parent / "docs" / PAGES.get(name, "benchmarks.md")
+            page.write_text(insert(page.read_text(), name, block(name, printed)))
     print(f"+ all of it took {time.monotonic() - began:.0f} s", file=sys.stderr)
     for name, reason in failed.items():
         print(f"{name} failed{'' if options.short else ', the page keeps its old block'}: {reason}", file=sys.stderr)

@@ -5,14 +5,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from coding_agents import (
@@ -26,14 +20,11 @@ from coding_agents import (
     SIDE,
     TASK,
     CodingAgent,
-    Turns,
     answers,
-    comparable,
-    files,
-    request,
 )  # fmt: skip
 from documents import blocks, commands
-from launching import Trace, chats, facts, launch, outline, show
+from harness_runs import Place, generated, identical, run
+from launching import chats, facts, launch, outline, show
 
 import agl
 from agl import semconv
@@ -44,8 +35,6 @@ from agl.testing.provider import Provider, Reply, serve
 from agl.trainer.gateway.sessions import Sessions
 
 pytestmark = pytest.mark.slow
-NOT_OF_THE_TASK = (".git/", ".aider", "facts.json")
-"""What is below the working directory, but no result."""
 
 
 @pytest.fixture(params=AGENTS, ids=lambda agent: agent.name)
@@ -62,93 +51,30 @@ def provider() -> Iterator[Provider]:
         yield running
 
 
-class Place:
-    """A user's home and a directory to work in, made anew for each run at the same paths."""
-
-    def __init__(self, root: Path, agent: CodingAgent, provider: Provider) -> None:
-        self.home, self.work, self.cache = root / "home", root / "work", root / "cache"
-        self.store = root / "traces.db"
-        self.agent, self.provider = agent, provider
-        self.environment: dict[str, str] = {}
-
-    def renew(self, turns: Turns, others: dict[str, Turns] | None = None) -> None:
-        for folder in (self.home, self.work):
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-        (self.work / FILE).write_text(BEFORE)
-        # Prompts hold the last commits, whose names depend on their dates.
-        dates = dict.fromkeys(("GIT_AUTHOR_DATE", "GIT_COMMITTER_DATE"), "2026-01-01T00:00:00Z")
-        for words in ("init -q -b main", "add .", "-c user.name=a -c user.email=a@b.c commit -q -m first"):
-            subprocess.run(["git", *words.split()], cwd=self.work, check=True, env=os.environ | dates)
-        kept = ("PATH", "LANG", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-        own = {name: value for name, value in os.environ.items() if name in kept}
-        paths = os.pathsep.join([str(PROGRAMS), own["PATH"]])
-        more = self.agent.configure(self.home, self.provider)
-        # Wide enough that no path is broken into two lines.
-        own |= {"HOME": str(self.home), "PATH": paths, "AGL_CACHE": str(self.cache), "TERM": "dumb", "COLUMNS": "400"}
-        self.environment = own | more
-        self.provider.seen.clear()
-        self.provider.replies.clear()
-        self.provider.script = answers(turns, {**SIDE, **(others or {})})
-
-    def plain(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = list(words) or self.agent.command(TASK)
-        return subprocess.run(
-            command, cwd=self.work, env=self.environment, capture_output=True, text=True, timeout=200,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def traced(self, *options: str, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        # Not in the working directory, which agents list.
-        options = ("--store", str(self.store), *options)
-        return launch(self.work, self.environment, *options, "--", *(words or self.agent.command(TASK)))
-
-    def trace(self) -> Trace:
-        """The only trace of the store, which the next one replaces."""
-        place = self.store.parent / "trace.json"
-        show(
-            self.work, "trace", "show", facts(self.work)["rollout_id"], "--store", str(self.store), "--json", str(place)
-        )
-        return json.loads(place.read_text())
-
-
 @pytest.fixture
 def place(tmp_path: Path, agent: CodingAgent, provider: Provider) -> Place:
     return Place(tmp_path, agent, provider)
 
 
-def generated(provider: Provider) -> list[Any]:
-    ways = ("/chat/completions", "/responses", "/messages", ":generateContent", ":streamGenerateContent")
-    return [seen for seen in provider.seen if seen.path.partition("?")[0].endswith(ways)]
-
-
 def test_it_does_what_it_does_without_agl_and_every_call_is_recorded(place: Place, provider: Provider) -> None:
     agent = place.agent
-    place.renew(agent.turns(place.work))
-    done = place.plain()
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (place.work / FILE).read_text() == AFTER, done.stdout + done.stderr
-    config = place.home / agent.config
-    plain = sorted(request(seen, agent, place.work, config) for seen in provider.seen)
-    output, made = comparable(done.stdout, agent, place.work, config), files(place.work, NOT_OF_THE_TASK)
-    assert len(plain) >= len(agent.turns(place.work))
+    plain = run(place, traced=False)
+    assert plain.done.returncode == 0, plain.done.stdout + plain.done.stderr
+    assert (place.work / FILE).read_text() == AFTER, plain.done.stdout + plain.done.stderr
+    assert len(plain.generated) >= len(agent.turns(place.work))
 
-    place.renew(agent.turns(place.work))
-    before = files(place.home, agent.writes)
-    done = place.traced()
-    assert done.returncode == 0, done.stdout + done.stderr
-    own = re.compile(rf"{place.cache.name}/harnesses/{agent.name}-[^/\s\"'\\]+")
-    sent = "".join(seen.raw.decode() for seen in provider.seen) + done.stdout
-    places = [config, *{place.cache.parent / match[0] for match in own.finditer(sent)}]
-    assert len(places) <= 2
-    assert sorted(request(seen, agent, place.work, *places) for seen in provider.seen) == plain
-    assert comparable(done.stdout, agent, place.work, *places) == output
-    assert files(place.work, NOT_OF_THE_TASK) == made
-    assert files(place.home, agent.writes) == before
+    traced = run(place, traced=True)
+    assert traced.done.returncode == 0, traced.done.stdout + traced.done.stderr
+    assert len(traced.places) <= 2
+    assert traced.sent == plain.sent
+    assert identical(plain, traced) == len(plain.sent)
+    assert traced.output == plain.output
+    assert traced.made == plain.made
+    assert traced.touched == []
     assert not list((place.cache / "harnesses").iterdir()), "the attempt's directory ends with it"
 
     spans = place.trace()
-    assert len(chats(spans)) == len(generated(provider)) == facts(place.work)["calls"]
+    assert len(chats(spans)) == len(traced.generated) == facts(place.work)["calls"]
     assert facts(place.work)["failed_calls"] == 0
     asked = [tool for reply in provider.replies for tool, _ in reply.tools]
     ran = [
@@ -232,7 +158,10 @@ ASIDES = [(agent, *aside) for agent in AGENTS for aside in agent.asides]
 
 @pytest.mark.night
 @pytest.mark.parametrize(
-    ("agent", "allow", "first", "phrase", "reply", "name"), ASIDES, indirect=["agent"], ids=[each[-1] for each in ASIDES]
+    ("agent", "allow", "first", "phrase", "reply", "name"),
+    ASIDES,
+    indirect=["agent"],
+    ids=[each[-1] for each in ASIDES],
 )
 def test_its_calls_beside_the_task_have_names_of_their_own(
     place: Place,

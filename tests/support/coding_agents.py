@@ -23,6 +23,9 @@ Turns = tuple[Reply | Callable[[str], Reply], ...]
 """A turn that depends on a tool's result is a function of it."""
 
 
+REPORT = Reply("It says hello.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodingAgent:
     """One of them.
@@ -37,8 +40,9 @@ class CodingAgent:
         side: the agents that ask something beside the task. delegates: the turns of an agent that starts another one,
             what the other gets to do, and its name.
         reports: how an agent that another one started gives its result.
-        compacts: (home) -> sets its limit so low that it compacts its history, its further words; a phrase of the call that summarises;
-            the agent of that call; what is answered next; why that request is a fork, None if the summary is in none.
+        compacts: (home) -> sets its limit so low that it compacts its history, its further words; a phrase of the call
+            that summarises; the agent of that call; what is answered next; why that request is a fork, None if the
+            summary is in none.
         asides: further calls beside the task: (home) -> its setting for them, the first turn of the task, None for
             the usual one, a phrase, what is answered, the agent.
     """
@@ -55,7 +59,7 @@ class CodingAgent:
     key: tuple[str, str] = ("authorization", f"Bearer {KEY}")
     side: tuple[str, ...] = ()
     delegates: tuple[Callable[[Path], Turns], str, str] | None = None
-    reports: Reply = Reply("It says hello.")
+    reports: Reply = REPORT
     compacts: tuple[Callable[[Path], tuple[str, ...] | None], str, str, Reply, str | None] | None = None
     asides: tuple[tuple[Callable[[Path], None], Callable[[Path], Reply] | None, str, Reply, str], ...] = ()
 
@@ -145,7 +149,8 @@ def qwen(home: Path, provider: Provider) -> dict[str, str]:
 def gemini(home: Path, provider: Provider) -> dict[str, str]:
     (home / ".gemini").mkdir()
     security = {"auth": {"selectedType": "gemini-api-key"}, "folderTrust": {"enabled": False}}
-    (home / ".gemini/settings.json").write_text("// mine\n" + json.dumps({"model": {"name": "m"}, "security": security}))
+    settings = {"model": {"name": "m"}, "security": security}
+    (home / ".gemini/settings.json").write_text("// mine\n" + json.dumps(settings))
     (home / ".gemini/.env").write_text(f"GEMINI_API_KEY={KEY}\nGOOGLE_GEMINI_BASE_URL={provider.root}\n")
     return {}
 

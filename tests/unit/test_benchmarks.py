@@ -30,14 +30,18 @@ def all_py() -> dict[str, object]:
 
 def test_every_benchmark_is_run_with_options_that_it_has() -> None:
     names = all_py()
-    quick, short, elsewhere = names["QUICK"], names["SHORT"], names["NOT_HERE"]
+    quick, short, elsewhere, places = names["QUICK"], names["SHORT"], names["NOT_HERE"], names["PAGES"]
     assert isinstance(quick, dict)
     assert isinstance(short, dict)
     assert isinstance(elsewhere, set)
+    assert isinstance(places, dict)
+    assert set(places) <= set(quick)
     assert {name.partition(".")[0] for name in quick} ^ elsewhere == {file.stem for file in FILES}
     assert set(short) <= set(quick)
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert all(f"<!-- benchmark {name} -->" in page and f"<!-- end of {name} -->" in page for name in quick)
+    for name in quick:
+        page = (ROOT / "docs" / places.get(name, "benchmarks.md")).read_text()
+        assert f"<!-- benchmark {name} -->" in page
+        assert f"<!-- end of {name} -->" in page
     for name, arguments in [*quick.items(), *short.items()]:
         known = re.findall(r'add_argument\(\s*"(--[\w-]+)"', (FOLDER / f"{name.partition('.')[0]}.py").read_text())
         assert {a for a in arguments if a.startswith("--")} <= set(known), name

@@ -18,12 +18,14 @@ from agl_harnesses import Attempt, Harness, find, session
 from agl_harnesses.aider import Aider
 from agl_harnesses.claude import Claude
 from agl_harnesses.codex import Codex, _provider
+from agl_harnesses.gemini import Gemini
 from agl_harnesses.mini import Mini
 from agl_harnesses.opencode import OpenCode
 from agl_harnesses.pi import Pi
 from agl_harnesses.qwen import Qwen
 
 URL = "http://models.local:1/v1"
+DEFAULT = "https://generativelanguage.googleapis.com"
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def attempt(home: Path, *words: str, **variables: str) -> Attempt:
-    urls = {"openai": "http://127.0.0.1:2/openai", "anthropic": "http://127.0.0.1:2/anthropic"}
+    urls = {api: f"http://127.0.0.1:2/{api}" for api in ("openai", "anthropic", "google")}
     made = Attempt(list(words), {"HOME": str(home), "PATH": os.environ["PATH"], **variables}, home.parent / "attempt")
     made.urls = urls
     return made
@@ -74,6 +76,11 @@ LAB = f'model_provider = "lab"\n[model_providers.lab]\nbase_url = "{URL}"\nenv_k
         (Aider, {".aider.conf.yml": "openai-api-base: http://a"}, ("--openai-api-base", URL), {}, URL),
         (Aider, {".env": f"OPENAI_API_BASE={URL}"}, (), {"OPENAI_API_BASE": "http://a"}, URL),
         (Aider, {}, (), {"AIDER_OPENAI_API_BASE": URL}, URL),
+        (Gemini, {}, (), {}, DEFAULT),
+        (Gemini, {}, (), {"GOOGLE_GEMINI_BASE_URL": URL}, URL),
+        (Gemini, {".gemini/.env": f"GOOGLE_GEMINI_BASE_URL={URL}"}, (), {}, URL),
+        (Gemini, {".gemini/.env": "GEMINI_API_KEY=k", ".env": f"GOOGLE_GEMINI_BASE_URL={URL}"}, (), {}, DEFAULT),
+        (Gemini, {".env": f"GOOGLE_GEMINI_BASE_URL={URL}"}, (), {"GEMINI_CLI_HOME": "/nowhere"}, DEFAULT),
         (Qwen, {}, (), {"OPENAI_BASE_URL": URL}, URL),
         (Qwen, {".qwen/settings.json": json.dumps({"security": {"auth": {"baseUrl": URL}}}) + "// ,}"}, (), {}, URL),
         (Qwen, {".qwen/.env": f"export OPENAI_BASE_URL={URL} # mine"}, (), {}, URL),
@@ -107,13 +114,14 @@ def test_where_its_calls_go(
     before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
     made = attempt(home, harness.programs[0], *words, **variables)
     kind = harness()
-    assert kind.providers(made)["openai"] == found
+    api = "google" if harness is Gemini else "openai"
+    assert kind.providers(made)[api] == found
     kind.point(made)
     assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
     pointed = json.dumps([made.words, made.environment]) + "".join(
         path.read_text() for path in made.home.rglob("*.json")
     )
-    assert made.urls["openai"] in pointed
+    assert made.urls[api] in pointed
 
 
 @pytest.mark.parametrize(("config", "name"), [("", "agl"), (LAB, "lab")])
@@ -140,6 +148,32 @@ def test_claude_is_pointed_by_its_settings_too(home: Path) -> None:
     assert json.loads(made.words[2])["env"]["ANTHROPIC_BASE_URL"] == made.urls["anthropic"]
     assert made.environment["DISABLE_AUTOUPDATER"] == "1"
     assert json.loads((made.home / "settings.json").read_text())["model"] == "x"
+
+
+def test_gemini_keeps_its_settings_and_counts_nothing(home: Path) -> None:
+    write(
+        home / ".gemini/settings.json",
+        '{"ui": {"theme": "x"}, "telemetry": {"enabled": true, "target": "local"}} // mine',
+    )
+    write(home / ".gemini/tmp/work/logs.json", "")
+    write(home / ".gemini/GEMINI.md", "Be brief.")
+    write(home / ".agents/skills/a/SKILL.md", "-")
+    write(home / ".env", "GEMINI_API_KEY=k")
+    made, kind = attempt(home, "gemini"), Gemini()
+    made.routed = True
+    kind.providers(made)
+    kind.point(made)
+    assert made.environment["GEMINI_CLI_HOME"] == str(made.home)
+    assert "GEMINI_API_KEY" not in made.environment, "that of the file counts"
+    assert json.loads((made.home / ".gemini/settings.json").read_text()) == {
+        "ui": {"theme": "x"},
+        "telemetry": {"enabled": False, "target": "local"},
+        "privacy": {"usageStatisticsEnabled": False},
+        "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+    }
+    copied = {str(path.relative_to(made.home)) for path in made.home.rglob("*") if path.is_file()}
+    assert copied == {".env", ".gemini/settings.json", ".gemini/GEMINI.md", ".agents/skills/a/SKILL.md"}
 
 
 def test_opencode_leaves_a_provider_with_a_second_address_alone(home: Path) -> None:
@@ -175,6 +209,13 @@ LOGIN = json.dumps({"OPENAI_API_KEY": None, "tokens": {"access_token": "t"}})
             (),
             "login 'qwen-oauth'",
         ),
+        (
+            Gemini,
+            {".gemini/settings.json": '{"security": {"auth": {"selectedType": "oauth-personal"}}}'},
+            (),
+            "login 'oauth-personal'",
+        ),
+        (Gemini, {".gemini/.env": "GOOGLE_GENAI_USE_VERTEXAI=true"}, (), "login 'vertex-ai'"),
         (Qwen, {".qwen/settings.json": "[]"}, (), "is no JSON object"),
         (Pi, {}, ("--provider", "google"), "provider 'google'"),
         (Aider, {".aider.conf.yml": "a: [b"}, (), "is no YAML"),
@@ -200,6 +241,16 @@ def chat(system: str, *tools: str) -> dict[str, Any]:
     return {"messages": [{"role": "system", "content": system}, {"role": "user", "content": "hi"}], "tools": offered}
 
 
+def contents(text: str, *tools: str, system: str | None = None) -> dict[str, Any]:
+    """The same in Google's form."""
+    prompt = {} if system is None else {"systemInstruction": {"parts": [{"text": system}]}}
+    declared = [{"functionDeclarations": [{"name": name} for name in tools]}] if tools else []
+    return {"contents": [{"role": "user", "parts": [{"text": text}]}], "tools": declared, **prompt}
+
+
+CHECK = "Analyze *only* the content and structure of your immediately preceding response."
+
+
 def turn(**facts: str) -> dict[str, str]:
     return {"x-codex-turn-metadata": json.dumps(facts)}
 
@@ -217,6 +268,11 @@ def turn(**facts: str) -> dict[str, str]:
         (Qwen, {}, chat("You are Qwen Code", "agent", "task_stop"), None),
         (Qwen, {}, chat("Look for files", "read_file"), "task"),
         (Qwen, {}, chat("You are the component that summarizes internal chat history"), "compression"),
+        (Gemini, {}, contents(CHECK, "read_file", "invoke_agent", system="You are Gemini CLI"), None),
+        (Gemini, {}, contents("hi", "read_file", "complete_task", system="You are Gemini CLI"), "task"),
+        (Gemini, {}, contents("hi", system="You are a diagnostic agent that determines whether an assistant"), "loop"),
+        (Gemini, {}, contents(CHECK), "speaker"),
+        (Gemini, {}, contents("Summarize the user's primary intent or goal in this conversation in ..."), "title"),
         (Pi, {}, chat("You are a context summarization assistant."), "compaction"),
         (Aider, {}, chat("*Briefly* summarize this partial conversation about programming."), "summary"),
         (Mini, {}, {"messages": "broken"}, None),
