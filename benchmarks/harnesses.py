@@ -16,7 +16,6 @@ step made no update, the log-probabilities of training differ from those of samp
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -29,10 +28,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 if TYPE_CHECKING:
     from coding_agents import CodingAgent
 
-CONTEXT = 1 << 17
-"""Tokens: prompts of coding agents are long, and the quickstart's tokens short."""
-ANSWER = 64
-"""Tokens of an answer; Codex fails where one is cut, which is a policy fault."""
 ROLLOUTS = 4
 MOST_DRIFT = 1e-3
 """Nats, of float32: a cached step against one whole forward pass."""
@@ -40,17 +35,6 @@ HEAD = (
     "program", "version", "API", "calls recorded", "requests identical", "tokens sampled", "trained", "left out",
     "lost", "forks", "drift, nats",
 )  # fmt: skip
-
-
-def make_policy(folder: Path) -> Path:
-    """The quickstart's, with a context of `CONTEXT` tokens."""
-    from agl.trainer.quickstart.policy import make_policy
-
-    make_policy(folder, seed=0, threads=os.cpu_count() or 1)
-    for name, field in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
-        settings = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(settings | {field: CONTEXT}))
-    return folder
 
 
 def row(agent: CodingAgent, policy: Path, root: Path) -> tuple[list[str], list[str]]:
@@ -79,10 +63,7 @@ def row(agent: CodingAgent, policy: Path, root: Path) -> tuple[list[str], list[s
     wrong += [f"{requests - same} of {requests} requests differ"] * (same != requests)
     wrong += ["its output differs"] * (plain.output != traced.output)
 
-    result = train(
-        agent, policy, root / "training", group_size=ROLLOUTS, max_response_tokens=ANSWER, max_context=CONTEXT
-    )
-    found = agents(result)
+    found = agents(train(agent, policy, root / "training", rollouts=ROLLOUTS))
     sampled, trained, lost = (sum(getattr(one, name) for one in found) for name in ("sampled", "trained", "lost"))
     forks, left_out = Counter[str](), Counter[str]()
     for one in found:
@@ -108,11 +89,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", help="where tests/harnesses/install.sh put them; AGL_HARNESSES without")
     parser.add_argument("--only", nargs="+", metavar="PROGRAM", help="some of them")
-    parser.add_argument("--policy", type=Path, help="where the policy is, or is put, instead of a directory that ends")
+    parser.add_argument("--policy", type=Path, help="the quickstart's policy; made anew without")
     options = parser.parse_args()
     if options.programs is not None:
         os.environ["AGL_HARNESSES"] = options.programs
     from coding_agents import AGENTS, PROGRAMS
+    from harness_runs import lengthened
+
+    from agl.trainer.quickstart.policy import make_policy
 
     os.environ["PATH"] = os.pathsep.join([str(PROGRAMS), os.environ["PATH"]])
     chosen = [agent for agent in AGENTS if not options.only or agent.program in options.only]
@@ -120,9 +104,8 @@ def main() -> None:
         raise SystemExit("none is installed: tests/harnesses/install.sh DIR, then --programs DIR")
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="agl-harnesses-") as root:
-        policy = options.policy or Path(root, "policy")
-        if not (policy / "config.json").exists():
-            make_policy(policy)
+        policy = options.policy or make_policy(Path(root, "made"), seed=0, threads=os.cpu_count() or 1).directory
+        policy = lengthened(policy, Path(root, "policy"))
         print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}", flush=True)
         for agent in chosen:
             cells = [f"`{agent.program}`", "not installed", *[""] * (len(HEAD) - 2)]

@@ -1,12 +1,13 @@
-"""A coding agent is trained: mini-swe-agent, the real program, on the quickstart's policy, for one step of GRPO."""
+"""Coding agents are trained, the real programs on the quickstart's policy, for one step of GRPO."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from coding_agents import BY_NAME, PROGRAMS
+from coding_agents import AGENTS, BY_NAME, PROGRAMS, CodingAgent
 from documents import blocks
+from harness_runs import lengthened, train
 
 import agl
 from agl_harnesses.report import agents, table
@@ -68,6 +69,26 @@ def test_mini_swe_agent_learns_for_a_step(tiny_policy: Path, tmp_path: Path) -> 
     assert mini.drift == step["learner/max_abs_log_ratio"]
     print(table([mini]))
     assert table([mini]).splitlines()[2].startswith(f"| mini | 4 | 8 | 0 | {mini.sampled} | {mini.sampled} | 0 | 0 | ")
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("agent", [a for a in AGENTS if a.name != "mini"], ids=lambda agent: agent.name)
+def test_each_is_trained_with_its_own_prompts(
+    agent: CodingAgent, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if agent.path is None:
+        pytest.skip(f"{agent.program} is not installed: tests/harnesses/install.sh DIR, then AGL_HARNESSES=DIR")
+    monkeypatch.setenv("PATH", str(PROGRAMS), prepend=":")
+    result = train(agent, lengthened(tiny_policy, tmp_path / "policy"), tmp_path / "run")
+    found = agents(result)
+    assert agent.name in {one.agent for one in found}
+    for one in found:
+        assert one.sampled > 0
+        assert one.trained == one.sampled - one.dropped.total()
+        assert one.lost == 0
+        assert one.drift is not None
+        assert one.drift < 1e-3
+    assert result.history[-1]["train/updated_policies"] == 1
 
 
 @pytest.mark.usefixtures("programs")

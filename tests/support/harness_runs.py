@@ -14,7 +14,6 @@ import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from coding_agents import (
     BEFORE,
@@ -159,18 +158,33 @@ def _path(seen: Seen) -> str:
     return seen.path.partition("?")[0]
 
 
-def train(agent: CodingAgent, policy: Path, directory: Path, **options: Any) -> Result:
+CONTEXT = 1 << 17
+"""Tokens: prompts of coding agents are long, and the quickstart's tokens short."""
+
+
+def lengthened(policy: Path, folder: Path) -> Path:
+    """The quickstart's policy with a context of `CONTEXT` tokens, in another folder."""
+    shutil.copytree(policy, folder)
+    for name, field in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(settings | {field: CONTEXT}))
+    return folder
+
+
+def train(agent: CodingAgent, policy: Path, directory: Path, *, rollouts: int = 2) -> Result:
     """One step of GRPO in its sandbox, with its own prompts. A rollout's reward is 0 or 1 in turn.
 
     Args:
-        policy: with room for its prompts. options: of the algorithm.
+        policy: as of `lengthened`. It ends its answers: Codex fails where one is cut, which is a policy fault.
     """
     turn = itertools.count()
     bounded = agl.harness(
         agent.name, task=str, files=lambda _: {FILE: BEFORE}, grade=lambda task, folder: float(next(turn) % 2),
         words=[FILE] if agent.name == "aider" else [],
     )  # fmt: skip
-    settings: dict[str, Any] = {"group_size": 2, "batch_size": 1, "steps": 1, "threads": 2, "learning_rate": 1e-5}
-    algorithm = agl.GRPO(model=str(policy), **settings | options)
-    trainer = agl.Trainer(algorithm, n_workers=2, directory=directory, progress=False, max_attempts=1, timeout=600)
+    algorithm = agl.GRPO(
+        model=str(policy), group_size=rollouts, batch_size=1, steps=1, threads=2, learning_rate=1e-5,
+        max_response_tokens=64, max_context=CONTEXT,
+    )  # fmt: skip
+    trainer = agl.Trainer(algorithm, n_workers=2, directory=directory, progress=False, max_attempts=1, timeout=900)
     return trainer.fit(bounded, [TASK])
