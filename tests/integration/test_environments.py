@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from environments import SUPPORT, Subject, fixed, subjects
+from paths import ROOT
 
 import agl
 from agl.agents.registry import answer_error_cause
@@ -244,6 +246,21 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: 
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MissingExtraError, match=r'pip install "\./guests/environments\[gymnasium\]"'):
         agl.environments.load("gymnasium:Taxi-v4")
+
+
+@pytest.mark.parametrize("way", ["load", "as_verifiers"])
+def test_verifiers_without_its_environments_is_named_with_the_line_that_installs_them(way: str, tmp_path: Path) -> None:
+    """As of 0.4, of which both need nothing but that it is there."""
+    for needed in ("openai", "aiohttp", "datasets"):
+        pytest.importorskip(needed)
+    (tmp_path / "verifiers").mkdir()
+    (tmp_path / "verifiers/__init__.py").write_text("__version__ = '0.4.0'\n")
+    program = f"import agl; agl.environments.{way}('verifiers:x')"
+    paths = os.pathsep.join([str(tmp_path), str(ROOT / ".src")])
+    environment = os.environ | {"PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100)
+    assert "this is verifiers 0.4.0, and agl reads the environments of 0.3" in done.stderr
+    assert 'pip install "verifiers>=0.3,<0.4"' in done.stderr
 
 
 class TestTraining:

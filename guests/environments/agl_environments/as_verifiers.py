@@ -16,12 +16,11 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from aiohttp import web
 from datasets import Dataset
-from verifiers.legacy.utils.interception_utils import serialize_intercept_response
-from verifiers.legacy.utils.message_utils import normalize_messages
 
 from agl import tracing
 from agl.agents.agent import Agent, RolloutInfo, as_agent
@@ -34,6 +33,12 @@ from agl.mdp.types import Reward
 from agl.messages import read, write
 from agl.rewards.emit import as_rewards, record
 from agl_environments.verifiers_env import vf
+
+# After `verifiers_env`, which says so where verifiers has none of them any more.
+serialize_intercept_response: Any = import_module(
+    "verifiers.legacy.utils.interception_utils"
+).serialize_intercept_response
+normalize_messages: Any = import_module("verifiers.legacy.utils.message_utils").normalize_messages
 
 
 def as_verifiers(
