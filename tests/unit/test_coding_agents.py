@@ -269,6 +269,7 @@ def turn(**facts: str) -> dict[str, str]:
         (Qwen, {}, chat("Look for files", "read_file"), "task"),
         (Qwen, {}, chat("You are the component that summarizes internal chat history"), "compression"),
         (Gemini, {}, contents(CHECK, "read_file", "invoke_agent", system="You are Gemini CLI"), None),
+        (Gemini, {}, contents("hi", "read_file", system="Mine"), None),
         (Gemini, {}, contents("hi", "read_file", "complete_task", system="You are Gemini CLI"), "task"),
         (Gemini, {}, contents("hi", system="You are a diagnostic agent that determines whether an assistant"), "loop"),
         (Gemini, {}, contents(CHECK), "speaker"),

@@ -37,7 +37,7 @@ class Gemini(Harness):
         "speaker": "Analyze *only* the content and structure of your immediately preceding response",
         "title": "Summarize the user's primary intent or goal in this conversation",
     }
-    main_tools = frozenset({"invoke_agent", "update_topic"})
+    task_tools = frozenset({"complete_task"})
 
     def providers(self, attempt: Attempt) -> Providers:
         settings = merged(*map(attempt.settings, (_home(attempt) / _SETTINGS, Path(_SETTINGS))))

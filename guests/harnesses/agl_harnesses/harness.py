@@ -130,6 +130,7 @@ class Harness:
         versions: those that the suite has seen.
         sub_agents: name -> what the system prompt of such a call holds; or its last message, where it has none.
         main_tools: what only the main agent has; a call that has tools, but none of these, is a sub-agent's ("task").
+        task_tools: what only a sub-agent has, where that is known.
     """
 
     name: ClassVar[str]
@@ -138,6 +139,7 @@ class Harness:
     versions: ClassVar[tuple[str, ...]] = ()
     sub_agents: ClassVar[Mapping[str, str]] = {}
     main_tools: ClassVar[frozenset[str]] = frozenset()
+    task_tools: ClassVar[frozenset[str]] = frozenset()
 
     def providers(self, attempt: Attempt) -> Providers:
         """Where its calls go, as far as its configuration says; nothing is written.
@@ -173,7 +175,8 @@ class Harness:
             if phrase in about:
                 return name
         tools = {tool.get("name") or (tool.get("function") or {}).get("name") for tool in _tools(body)}
-        return "task" if tools and self.main_tools and not tools & self.main_tools else None
+        other = tools and self.main_tools and not tools & self.main_tools
+        return "task" if other or tools & self.task_tools else None
 
     def version(self, program: str) -> str | None:
         """The version of a program, of its package or as it says itself; None if neither is known."""
