@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 if TYPE_CHECKING:
     from coding_agents import CodingAgent
 
-ROLLOUTS = 4
 MOST_DRIFT = 1e-3
 """Nats, of float32: a cached step against one whole forward pass."""
 HEAD = (
@@ -63,7 +62,7 @@ def row(agent: CodingAgent, policy: Path, root: Path) -> tuple[list[str], list[s
     wrong += [f"{requests - same} of {requests} requests differ"] * (same != requests)
     wrong += ["its output differs"] * (plain.output != traced.output)
 
-    found = agents(train(agent, policy, root / "training", rollouts=ROLLOUTS))
+    found = agents(train(agent, policy, root / "training"))
     sampled, trained, lost = (sum(getattr(one, name) for one in found) for name in ("sampled", "trained", "lost"))
     forks, left_out = Counter[str](), Counter[str]()
     for one in found:

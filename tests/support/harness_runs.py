@@ -171,7 +171,7 @@ def lengthened(policy: Path, folder: Path) -> Path:
     return folder
 
 
-def train(agent: CodingAgent, policy: Path, directory: Path, *, rollouts: int = 2) -> Result:
+def train(agent: CodingAgent, policy: Path, directory: Path) -> Result:
     """One step of GRPO in its sandbox, with its own prompts. A rollout's reward is 0 or 1 in turn.
 
     Args:
@@ -183,7 +183,7 @@ def train(agent: CodingAgent, policy: Path, directory: Path, *, rollouts: int = 
         words=[FILE] if agent.name == "aider" else [],
     )  # fmt: skip
     algorithm = agl.GRPO(
-        model=str(policy), group_size=rollouts, batch_size=1, steps=1, threads=2, learning_rate=1e-5,
+        model=str(policy), group_size=2, batch_size=1, steps=1, threads=2, learning_rate=1e-5,
         max_response_tokens=64, max_context=CONTEXT,
     )  # fmt: skip
     trainer = agl.Trainer(algorithm, n_workers=2, directory=directory, progress=False, max_attempts=1, timeout=900)

@@ -1,7 +1,6 @@
-"""Gemini CLI (`gemini`): the Gemini API.
+"""Gemini CLI (`gemini`): the Gemini API. Read in 0.61.0 and seen on the wire.
 
-Read in 0.61.0 and seen on the wire: `$GEMINI_CLI_HOME/.gemini/settings.json`, overridden by the working directory's;
-the first `.env` from there upwards, which the environment overrides; GOOGLE_GEMINI_BASE_URL.
+Read: `$GEMINI_CLI_HOME/.gemini/settings.json`, the working directory's, the first `.env`, GOOGLE_GEMINI_BASE_URL.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ _QUIET = {"privacy": {"usageStatisticsEnabled": False}, "telemetry": {"enabled":
 _UPDATES = {"general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False}}
 # Google's servers search, for which no policy stands in; and what fails would be tried ten times.
 _ALONE = {"tools": {"exclude": ["google_web_search", "web_fetch"]}, "general": {"maxAttempts": 1}}
+_PATIENT = {"flags": [{"flagId": 45773134, "intValue": "86400"}]}  # it gives an answer a minute to begin
 _LOGINS = {"GOOGLE_GENAI_USE_GCA": "oauth-personal", "GOOGLE_GENAI_USE_VERTEXAI": "vertex-ai"}
 
 
@@ -53,9 +53,9 @@ class Gemini(Harness):
 
     def alone(self, attempt: Attempt, task: str, model: str) -> None:
         attempt.words += ["-y", "--skip-trust", "-m", model, "-p", task]
-        file = _home(attempt) / "gemini-defaults.json"
-        file.write_text(json.dumps(_ALONE))
-        attempt.environment["GEMINI_CLI_SYSTEM_DEFAULTS_PATH"] = str(file)
+        for variable, content in (("GEMINI_CLI_SYSTEM_DEFAULTS_PATH", _ALONE), ("GEMINI_EXP", _PATIENT)):
+            attempt.environment[variable] = str(file := _home(attempt) / f"{variable}.json")
+            file.write_text(json.dumps(content))
 
     def point(self, attempt: Attempt) -> None:
         for name in (".gemini", ".agents"):

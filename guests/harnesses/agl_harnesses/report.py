@@ -62,6 +62,8 @@ def agents(result: Result) -> list[AgentCalls]:
                 if record is not None:
                     agent.trained += record.tokens
                     agent.dropped.update({record.dropped: size} if record.dropped else {})
+                elif call.error is not None:  # no transition: the program got an error, or did not wait for the answer
+                    agent.dropped.update({"its call failed": size} if size else {})
             for name in {call.agent for call in calls}:
                 found[name].rollouts += 1
         return sorted(found.values(), key=lambda agent: agent.agent)
