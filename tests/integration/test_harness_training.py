@@ -10,6 +10,7 @@ from documents import blocks
 from harness_runs import lengthened, train
 
 import agl
+from agl_harnesses import Attempt, Harness
 from agl_harnesses.report import agents, table
 
 pytestmark = pytest.mark.slow
@@ -89,6 +90,47 @@ def test_each_is_trained_with_its_own_prompts(
         assert one.drift is not None
         assert one.drift < 1e-3
     assert result.history[-1]["train/updated_policies"] == 1
+
+
+LEAVES = """
+import json, os, time, urllib.request
+def ask(**more):
+    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "7 * 6?"}], **more}).encode()
+    url, headers = os.environ["OPENAI_BASE_URL"] + "/chat/completions", {"content-type": "application/json"}
+    return urllib.request.urlopen(urllib.request.Request(url, body, headers))
+answer = ask(stream=True)
+answer.readline()
+answer.close()
+time.sleep(2)
+ask(max_tokens=4).read()
+"""
+
+
+class Leaver(Harness):
+    """A coding agent that does not wait for the end of its first answer."""
+
+    name, programs = "leaver", ("sh",)
+    install = "apt-get install dash"
+
+    def alone(self, attempt: Attempt, task: str, model: str) -> None:
+        attempt.words += ["-c", "python3 leaves.py"]
+
+    def point(self, attempt: Attempt) -> None:
+        attempt.environment["OPENAI_BASE_URL"] = attempt.urls["openai"]
+
+
+def test_tokens_of_an_answer_that_the_program_left_are_not_lost(untrained_model: Path, tmp_path: Path) -> None:
+    rewards = iter((0.0, 1.0))
+    agent = agl.harness(Leaver, task=str, files=lambda _: {"leaves.py": LEAVES}, grade=lambda *_: next(rewards))
+    algorithm = agl.GRPO(
+        model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_response_tokens=400, threads=1
+    )
+    trainer = agl.Trainer(algorithm, n_workers=1, directory=tmp_path / "run", progress=False, max_attempts=1)
+    (found,) = agents(trainer.fit(agent, ["-"]))
+    assert (found.rollouts, found.calls) == (2, 4)
+    assert found.trained == 8
+    assert found.lost == 0
+    assert found.dropped.total() == found.sampled - 8 > 0
 
 
 @pytest.mark.usefixtures("programs")
