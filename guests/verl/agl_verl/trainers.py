@@ -88,7 +88,7 @@ class Trainers:
 
     async def stop(self) -> None:
         """End them all. Idempotent."""
-        await asyncio.gather(*(trainer.stop() for trainer in self._trainers.values()))
+        await asyncio.gather(*(trainer.stop() for trainer in self._trainers.values()), return_exceptions=True)
         if self._shared_queue is not None:
             await asyncio.to_thread(ray.kill, self._shared_queue)
 
