@@ -210,6 +210,20 @@ MUTATIONS = (
         ("tests/integration/test_objectives_verl.py::test_importance_weights",),
     ),
     Mutation(
+        "verl's trainers of two policies train each other's rows",
+        "guests/verl/agl_verl/rows.py",
+        "for trajectory in scored.of(policy):",
+        "for trajectory in scored.trajectories:",
+        unit("verl_policies", "test_a_policys_rows_are_those_that_it_would_have_alone"),
+    ),
+    Mutation(
+        "verl's trainers of two policies may request different tasks",
+        "guests/verl/agl_verl/barrier.py",
+        "if places[other] != places[first]:",
+        "if len(places[other]) != len(places[first]):",
+        unit("verl_policies", "test_trainers_at_different_places_are_an_error"),
+    ),
+    Mutation(
         "the rejected side preferred",
         "trainer/objectives/losses.py",
         "margin_P = chosen_rewards_P - rejected_rewards_P\n",

@@ -27,3 +27,15 @@ class Captured(CheckpointCallback):
             if "advantages" in data:
                 rows[key] = {field: data[field][0].clone() for field in FIELDS}
         torch.save(rows, Path(checkpoint_dir) / "rows.pt")
+
+
+class CapturedOwn(Captured):
+    """Those rows alone that the trainer of one of several policies has requested; all share the queue."""
+
+    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **options: Any) -> None:
+        from agl_verl.manager import requested
+
+        super().on_save(trainer, global_step, checkpoint_dir, **options)
+        path = Path(checkpoint_dir) / "rows.pt"
+        rows = torch.load(path)
+        torch.save({key: row for key, row in rows.items() if key.split("_")[0] in requested()}, path)

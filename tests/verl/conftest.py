@@ -39,6 +39,24 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def another_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, a little moved: from random weights alone, verl's log-probs differ from vLLM's, which samples no id
+    that the tokenizer lacks."""
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("another-policy") / "policy"
+    shutil.copytree(tiny_policy, folder)
+    weights = load_file(folder / "model.safetensors")
+    noise = torch.Generator().manual_seed(1)
+    moved = {k: w + 1e-3 * torch.randn(w.shape, generator=noise, dtype=w.dtype) for k, w in weights.items()}
+    save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """A Ray that is not the run's own, so that it must be left as it was found."""
     import ray

@@ -53,8 +53,8 @@ def test_verl_uses_the_advantages_of_the_rows(queue: None) -> None:
     from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
     import agl_verl.estimator  # noqa: F401
-    from agl_verl.bridge import put
     from agl_verl.overrides import ESTIMATOR
+    from agl_verl.transfer import put
 
     made = rows()
     put("train", made)

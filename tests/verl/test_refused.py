@@ -14,9 +14,17 @@ from agl.errors import ConfigError, RolloutError
 pytestmark = pytest.mark.timeout(900)
 
 
-def test_two_policies(tiny_policy: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="verl trains one model"):
-        train(quickstart(), algorithm(tiny_policy, steps=1), tmp_path / "run", agents={"a": "one", "b": "two"})
+@pytest.mark.parametrize("options", [{"mode": "colocate_async"}, {"mode": "separate_async", "rollout_gpus": 1}])
+def test_two_policies_that_are_not_synchronous(tiny_policy: Path, tmp_path: Path, options: Any) -> None:
+    with pytest.raises(ConfigError, match=r"several policies.*trainer_mode='.*_async' does not allow"):
+        train(
+            quickstart(), algorithm(tiny_policy, steps=1, **options), tmp_path / "run", agents={"a": "one", "b": "two"}
+        )
+
+
+def test_the_gpus_of_all_policies_count(cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\).*for each of 2 policies.*Ray has 2"):
+        train(quickstart(), algorithm(tiny_policy, steps=1, gpus=2), tmp_path / "run", agents={"a": "one", "b": "two"})
 
 
 def test_more_gpus_than_there_are(cluster: None, left_clean: None, tiny_policy: Path, tmp_path: Path) -> None:

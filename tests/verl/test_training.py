@@ -11,18 +11,12 @@ import numpy as np
 import pytest
 import torch
 from jobs import algorithm, quickstart, train
+from recomputed import ids_of, local_rows, whole
 from recorded import found, metrics_of, record
 
-from agl.credit import Uniform
 from agl.errors import ConfigError
-from agl.mdp.builder import build_trajectory
-from agl.mdp.selection import select
-from agl.mdp.sequence import merge
-from agl.mdp.span_index import SpanIndex
-from agl.trainer.objectives.advantages import compute_advantages
 from agl.trainer.run.trainer import Result
 from agl.trainer.store import open_store
-from agl_verl.rows import chains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS, SAVE, MORE = 4, 2, 5
@@ -79,20 +73,20 @@ def test_every_update_is_served(trained: Result) -> None:
 def test_the_rows_are_those_of_the_local_trainer(trained: Result, directory: Path) -> None:
     """Exactly the ids, masks and log-probs that merging the stored calls gives here, and its advantages to 1e-6."""
     rows = torch.load(directory / "checkpoints" / f"global_step_{SAVE}" / "rows.pt")
-    ours = asyncio.run(_local_rows(trained.store, SAVE))
-    assert sorted(map(_ids, rows.values())) == sorted(ids for ids, of_ids in ours.items() for _ in of_ids)
+    ours = asyncio.run(local_rows(trained.store, SAVE))
+    assert sorted(map(ids_of, rows.values())) == sorted(ids for ids, of_ids in ours.items() for _ in of_ids)
     by_ids = defaultdict(list)
     for row in rows.values():
-        by_ids[_ids(row)].append(row)
+        by_ids[ids_of(row)].append(row)
     multi = 0
     for ids, of_ids in ours.items():
         for mask, logprobs, advantages in of_ids:
             n = len(ids)
-            found = [r for r in by_ids[ids] if np.allclose(_whole(r, "rollout_log_probs", n), logprobs, rtol=0, atol=0)]
+            found = [r for r in by_ids[ids] if np.allclose(whole(r, "rollout_log_probs", n), logprobs, rtol=0, atol=0)]
             assert found, "no row of verl's has these log-probs"
             row = found[0]
-            assert np.array_equal(_whole(row, "response_mask", n).astype(bool), mask)
-            assert np.abs(_whole(row, "advantages", n) - advantages).max() <= 1e-6
+            assert np.array_equal(whole(row, "response_mask", n).astype(bool), mask)
+            assert np.abs(whole(row, "advantages", n) - advantages).max() <= 1e-6
             multi += np.flatnonzero(np.diff(mask.astype(int)) == 1).size > 1
     assert multi, "no row merges several calls, so this shows nothing"
 
@@ -166,40 +160,3 @@ async def _tasks_of(url: str, step: int) -> tuple[set[int], set[int]]:
     assert len(rollouts) == 256
     half = [r.metadata["task_index"] for r in rollouts]
     return set(half[:128]), set(half[-128:])
-
-
-async def _local_rows(url: str, step: int) -> dict[tuple[int, ...], list[Any]]:
-    """ids -> (mask, log-probs, advantages) of each row that the local trainer would make of a step."""
-    store = await open_store(url)
-    try:
-        built = []
-        for r in await store.query_rollouts(mode="train", step=step - 1):
-            calls = await store.query_calls(r.rollout_id, r.attempts)
-            spans = await store.query_spans(r.rollout_id, r.attempts)
-            built.append(build_trajectory(r.rollout_id, r.attempts, r.group, SpanIndex(calls, spans), select(None)))
-    finally:
-        await store.close()
-    scored = compute_advantages([b.trajectory for b in built], Uniform())
-    returns = {c.call_id: c.return_ for c in scored.calls}
-    rows: dict[tuple[int, ...], list[Any]] = defaultdict(list)
-    for trajectory in scored.of("policy"):
-        for row in merge(trajectory, scored.advantages):
-            if row.is_chain:
-                rows[tuple(row.token_ids.tolist())].append((row.action_mask, row.logprobs, row.advantages))
-            else:
-                for chain in chains(row, returns):
-                    lead = np.zeros(chain.prompt_ids.size)
-                    full = [np.concatenate([lead, x]) for x in (chain.response_mask, chain.logprobs, chain.advantages)]
-                    rows[tuple(chain.ids.tolist())].append((full[0].astype(bool), *full[1:]))
-    return rows
-
-
-def _ids(row: dict[str, torch.Tensor]) -> tuple[int, ...]:
-    return tuple(torch.cat([row["prompts"], row["responses"]]).tolist())
-
-
-def _whole(row: dict[str, torch.Tensor], field: str, n: int) -> np.ndarray:
-    """A field of the response in the row's own places."""
-    out = np.zeros(n, dtype=np.float32)
-    out[n - row["responses"].numel() :] = row[field].float().numpy()
-    return out

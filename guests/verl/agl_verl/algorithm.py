@@ -17,7 +17,7 @@ from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
-from agl_verl.config import local, loggers
+from agl_verl.config import local, loggers, policies
 from agl_verl.config.compose import notes
 from agl_verl.config.plan import MODEL, Plan, flatten, read
 from agl_verl.config.renamed import rename
@@ -34,6 +34,7 @@ class VERL:
 
     On the "cluster" verl's workers and vLLM's servers do the work, on any number of GPUs; "local" is GRPO on this
     machine with the config's numbers, and refuses what would change one. A run's notes say which it is and why.
+    Several policies (`agl.Trainer(agents={pattern: policy})`) have a verl trainer each, with GPUs of its own.
     On both, agl logs to the trackers in `trainer.logger` that it knows, as those in `agl.Trainer(log=)`.
 
     Args:
@@ -100,23 +101,29 @@ class VERL:
         if self.plan.val_every is None and not self.plan.val_before_train:
             run.val = []
         if self.backend == "cluster":
-            await self._bridge().train(run, await self.prepared(), self.update_timeout)
+            await self._bridge().train(run, await self._plans(run), self.update_timeout)
             return
         await local.as_grpo(self.plan, len(run.train), self.chat_template).run(run)
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         self._begin(run)
         if self.backend == "cluster":
-            return await self._bridge().dev(run, await self.prepared(), self.update_timeout, n_tasks)
+            return await self._bridge().dev(run, await self._plans(run), self.update_timeout, n_tasks)
         return await local.as_grpo(self.plan, len(run.train), self.chat_template).dev(run, n_tasks)
 
-    async def prepared(self) -> Plan:
+    async def prepared(self, plan: Plan | None = None) -> Plan:
         """The plan for the cluster, whose processes load a Hugging Face directory or hub id and nothing else: a GGUF
         file, or a model with another chat template, becomes a directory in the cache."""
-        directory = await asyncio.to_thread(model_directory, self.plan.model, self.chat_template)
-        if directory == self.plan.model:
-            return self.plan
-        return replace(self.plan, model=directory, settings={**self.plan.settings, f"{MODEL}.path": directory})
+        plan = plan or self.plan
+        directory = await asyncio.to_thread(model_directory, plan.model, self.chat_template)
+        if directory == plan.model:
+            return plan
+        return replace(plan, model=directory, settings={**plan.settings, f"{MODEL}.path": directory})
+
+    async def _plans(self, run: Run) -> dict[str, Plan]:
+        """The plan of each policy."""
+        of_policies = policies.plans(self.plan, run.config.selection.policies, run.config.policies)
+        return {name: await self.prepared(plan) for name, plan in of_policies.items()}
 
     def _bridge(self) -> Any:
         """The module that trains on the cluster. TransferQueue, imported with it, reads the environment at import."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,12 +20,12 @@ _CONTROLLER = ("TransferQueueController", "transfer_queue")
 
 
 @contextlib.asynccontextmanager
-async def connection(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[None]:
+async def connection(init: Mapping[str, Any], *, gpus: Sequence[int]) -> AsyncIterator[None]:
     """Connect to Ray while the block runs; shut it down afterwards if it was started here.
 
     Args:
         init: `ray.init`'s arguments for a Ray that is started here.
-        gpus: how many the run needs in all.
+        gpus: how many each policy's trainer needs.
 
     Raises:
         ConfigError: Ray cannot be reached, has too few GPUs, or another verl run is on it.
@@ -39,11 +39,13 @@ async def connection(init: Mapping[str, Any], *, gpus: int) -> AsyncIterator[Non
             await asyncio.to_thread(ray.shutdown)
 
 
-def _check(gpus: int) -> None:
+def _check(gpus: Sequence[int]) -> None:
     available = int(ray.cluster_resources().get("GPU", 0))
-    if available < gpus:
+    if available < sum(gpus):
+        each = f" for each of {len(gpus)} policies" if len(gpus) > 1 else ""
         raise ConfigError(
-            f"the run needs {gpus} GPU(s) (trainer.n_gpus_per_node x trainer.nnodes), and Ray has {available}",
+            f"the run needs {sum(gpus)} GPU(s) (trainer.n_gpus_per_node x trainer.nnodes{each}), and Ray has "
+            f"{available}",
             hint="lower gpus=, or join the larger cluster with RAY_ADDRESS",
         )
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agl.errors import AglError
 from agl_verl.rows import Prompt
 
 
@@ -78,8 +79,28 @@ class WeightUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnd:
-    """The last event: training is done."""
+    """The last event of a trainer: training is done."""
 
 
-Event = ServerStart | TrainingStart | RolloutRequest | Checkpoint | StepResult | WeightUpdate | TrainingEnd
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingFailure:
+    """Training is over, with an error.
+
+    Attributes:
+        error: with what to do next.
+    """
+
+    error: AglError
+
+
+Event = (
+    ServerStart
+    | TrainingStart
+    | RolloutRequest
+    | Checkpoint
+    | StepResult
+    | WeightUpdate
+    | TrainingEnd
+    | TrainingFailure
+)
 Send = Callable[[Event], None]

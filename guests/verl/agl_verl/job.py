@@ -1,4 +1,4 @@
-"""The Ray actor that runs verl's trainer: everything that verl starts is its child, and ends with it."""
+"""Runs verl's trainer: everything that verl starts is a child of its process, and ends with it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 
 class TrainerJob:
-    """One training.
+    """The training of one policy, a Ray actor or a part of `agl_verl.driver`.
 
     Args:
-        queue: takes events to the run.
+        policy: its name. queue: takes (policy, event) to the run.
         answers: says after each start and step whether training goes on; None if it always does.
+        shared: whether the trainers of other policies use the same TransferQueue.
     """
 
-    def __init__(self, queue: Any, answers: Any = None) -> None:
-        self._queue, self._answers = queue, answers
+    def __init__(self, policy: str, queue: Any, answers: Any = None, *, shared: bool = False) -> None:
+        self._policy, self._queue, self._answers, self._shared = policy, queue, answers, shared
 
     def run(self, config: DictConfig, check_ids: Sequence[int]) -> None:
         """Train to the end.
@@ -31,7 +32,7 @@ class TrainerJob:
         # verl takes ten seconds to import, and the process that calls `fit` does not need it.
         from agl_verl.trainer_hooks import fit
 
-        fit(config, check_ids, self.send, self.goes_on)
+        fit(config, check_ids, self.send, self.goes_on, shared=self._shared)
         self.send(TrainingEnd())
 
     def goes_on(self) -> bool:
@@ -40,4 +41,18 @@ class TrainerJob:
 
     def send(self, event: Event) -> None:
         """Send an event to the run."""
-        self._queue.put(event)
+        self._queue.put((self._policy, event))
+
+
+class SharedQueue:
+    """A Ray actor that owns the TransferQueue of several trainers, which ends with it."""
+
+    def start(self, config: DictConfig) -> None:
+        """Start it.
+
+        Args:
+            config: verl's section `transfer_queue`.
+        """
+        import transfer_queue as tq
+
+        tq.init(config)

@@ -6,7 +6,7 @@ into TransferQueue, as verl's own workers do. Nothing comes back through this mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import agl_verl.estimator  # noqa: F401 - registers itself with verl, in the process that needs it
@@ -17,6 +17,7 @@ from agl_verl.rows import Prompt
 @dataclass
 class _Connection:
     send: Send | None = None
+    uids: set[str] = field(default_factory=set)
 
 
 _run = _Connection()
@@ -25,6 +26,11 @@ _run = _Connection()
 def connect(send: Send) -> None:
     """Set how events reach the run, before verl makes its manager."""
     _run.send = send
+
+
+def requested() -> set[str]:
+    """The uids of all prompts that this process's trainer has requested."""
+    return _run.uids
 
 
 class AgentManager:
@@ -53,20 +59,20 @@ class AgentManager:
         """
         validate = bool(_value(prompts, "validate", 0, False))
         n = self._rollout.val_kwargs.n if validate else self._rollout.n
-        self._send(
-            RolloutRequest(
-                tuple(
-                    Prompt(
-                        uid=str(_value(prompts, "uid", i)),
-                        index=int(_value(prompts, "index", i)),
-                        n=int(_value(prompts, "__rollout_n__", i, n)),
-                        step=int(_value(prompts, "global_steps", i)),
-                        validate=validate,
-                    )
-                    for i in range(len(prompts))
+        request = RolloutRequest(
+            tuple(
+                Prompt(
+                    uid=str(_value(prompts, "uid", i)),
+                    index=int(_value(prompts, "index", i)),
+                    n=int(_value(prompts, "__rollout_n__", i, n)),
+                    step=int(_value(prompts, "global_steps", i)),
+                    validate=validate,
                 )
+                for i in range(len(prompts))
             )
         )
+        _run.uids.update(p.uid for p in request.prompts)
+        self._send(request)
 
 
 def _value(prompts: Any, name: str, i: int, default: Any = None) -> Any:

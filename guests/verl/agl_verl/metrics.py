@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,39 +25,60 @@ class GroupRecord:
     rows: GroupRows
 
 
-def trained_calls(
-    result: StepResult, groups: Sequence[GroupRecord], rows: Sequence[Row], policy: str
-) -> list[TrainedCall]:
-    """The numbers of every call of a step.
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedPolicy:
+    """What a step trained of one policy.
 
-    Args:
-        groups: of the step. rows: that were trained, in verl's order.
+    Attributes:
+        result: as verl reported it. groups: of the step. rows: that were trained, in verl's order.
     """
+
+    result: StepResult
+    groups: Sequence[GroupRecord]
+    rows: Sequence[Row]
+
+
+def trained_calls(trained: TrainedPolicy, policy: str) -> list[TrainedCall]:
+    """The numbers of every call of the policy in a step."""
+    step = trained.result.step
     position: dict[str, int] = {}
     tokens: Counter[str] = Counter()
-    for i, row in enumerate(rows):
+    for i, row in enumerate(trained.rows):
         position |= dict.fromkeys(row.chain.calls, i)
         tokens.update(row.chain.tokens)
     return [
         TrainedCall(
-            call_id=c.call_id, rollout_id=c.rollout_id, step=result.step, policy_version=result.step,
+            call_id=c.call_id, rollout_id=c.rollout_id, step=step, policy_version=step,
             sequence=position.get(c.call_id), reward=c.reward, return_=c.return_, advantage=c.advantage,
             tokens=tokens[c.call_id], dropped=c.dropped,
         )
-        for group in groups if group.rows.scored is not None
+        for group in trained.groups if group.rows.scored is not None
         for c in group.rows.scored.calls if c.policy == policy
     ]  # fmt: skip
 
 
-def facts(result: StepResult, groups: Sequence[GroupRecord], rows: Sequence[Row], policy: str) -> dict[str, Any]:
-    """The entry of a step in `run.history`; verl's own metrics as "verl/<name>"."""
+def facts(step: int, policies: Mapping[str, TrainedPolicy]) -> dict[str, Any]:
+    """The entry of a step in `run.history`; verl's own metrics as "verl/<name>".
+
+    Of several policies, what is one's alone begins with its name, as in the local trainer: "<policy>/verl/<name>".
+
+    Args:
+        policies: by name. All have the groups of the same rollouts.
+    """
+    groups = next(iter(policies.values())).groups
     results = [r for group in groups for r in group.results]
     scored = [group.rows.scored for group in groups if group.rows.scored is not None]
     succeeded = [r for r in results if r.error is None]
-    merged = merge_report([t for s in scored for t in s.of(policy)], ())
-    seconds = result.metrics.get("timing_s/step", 0.0)
+    merged = merge_report([t for name in policies for s in scored for t in s.of(name)], ())
+    rows = [row for trained in policies.values() for row in trained.rows]
+    seconds = max(trained.result.metrics.get("timing_s/step", 0.0) for trained in policies.values())
+    own: dict[str, Any] = {}
+    for name, trained in policies.items():
+        prefix = f"{name}/" if len(policies) > 1 else ""
+        own[f"{prefix}policy_version"] = step
+        own |= {f"{prefix}verl/{k}": v for k, v in trained.result.metrics.items()}
     return {
-        "step": result.step,
+        "step": step,
         **mean_rewards(succeeded, "train"),
         "train/rollouts": len(results),
         "train/failed_rollouts": len(results) - len(succeeded),
@@ -68,8 +89,7 @@ def facts(result: StepResult, groups: Sequence[GroupRecord], rows: Sequence[Row]
         **merge_counts(merged),
         "train/rows": len(rows),
         "train/tokens": sum(row.tag["seq_len"] for row in rows),
-        "policy_version": result.step,
         "seconds": seconds,
         "rollouts_per_second": len(results) / max(1e-9, seconds),
-        **{f"verl/{k}": v for k, v in result.metrics.items()},
+        **own,
     }

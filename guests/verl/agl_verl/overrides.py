@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agl.trainer.run.checkpoints import CHECKPOINTS
 from agl_verl import schemas
+from agl_verl.checkpoints import folder
 from agl_verl.config.checks import PER_CALL
 from agl_verl.config.plan import ACTOR, ROLLOUT, Plan
 
@@ -43,10 +43,11 @@ def total_gpus(plan: Plan) -> int:
     return plan.gpus * plan.nodes + servers
 
 
-def ray_init(plan: Plan) -> dict[str, Any]:
-    """`ray.init`'s arguments for a Ray that is started for the run."""
+def ray_init(plans: Mapping[str, Plan]) -> dict[str, Any]:
+    """`ray.init`'s arguments for a Ray that is started for the run of these policies."""
     prefix = "ray_kwargs.ray_init."
-    options = {k.removeprefix(prefix): v for k, v in plan.settings.items() if k.startswith(prefix) and v is not None}
+    settings = next(iter(plans.values())).settings  # policies differ in nothing of Ray's
+    options = {k.removeprefix(prefix): v for k, v in settings.items() if k.startswith(prefix) and v is not None}
     return {"include_dashboard": False, **{k: v for k, v in options.items() if not k.startswith(_RUNTIME_ENV)}}
 
 
@@ -74,11 +75,11 @@ def _defaults(plan: Plan) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in os.environ}
 
 
-def bridge_overrides(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, Any]:
+def bridge_overrides(run: Run, plan: Plan, *, first_step: int, policy: str | None = None) -> Mapping[str, Any]:
     """Dotted keys that the bridge decides.
 
     Args:
-        first_step: how many steps are done already.
+        first_step: how many steps are done already. policy: whose trainer it is, if there are several.
     """
     steps = plan.total_steps(len(run.train))
     keys: dict[str, Any] = {
@@ -95,7 +96,7 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, A
         f"{ROLLOUT}.calculate_log_probs": True,
         "reward.num_workers": 1,
         "transfer_queue.enable": True,
-        "trainer.default_local_dir": str((run.directory / CHECKPOINTS).resolve()),
+        "trainer.default_local_dir": str(folder(run, policy).resolve()),
         "trainer.resume_mode": "auto" if run.resume else "disable",
         "trainer.total_training_steps": steps,
         # verl counts epochs too, and would end after them.
@@ -104,6 +105,13 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int) -> Mapping[str, A
         "trainer.test_freq": plan.val_every if run.val and plan.val_every else -1,
         "trainer.val_before_train": bool(run.val) and plan.val_before_train and first_step == 0,
     }
+    if policy is not None:
+        # verl would resume from its own last one, which the other policies may not have.
+        last = folder(run, policy) / f"global_step_{first_step}"
+        resumed = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": str(last.resolve())}
+        keys |= resumed if first_step else {"trainer.resume_mode": "disable"}
+        keys["trainer.v1.sampler.custom_sampler.path"] = "pkg://agl_verl.replay"
+        keys["trainer.v1.sampler.custom_sampler.name"] = "OwnPrompts"
     if plan.adv_estimator in PER_CALL:
         keys["algorithm.adv_estimator"] = ESTIMATOR
     contents = f"{ACTOR}.checkpoint.save_contents"

@@ -133,12 +133,13 @@ def scalars(metrics: dict[str, Any]) -> dict[str, float]:
     return {k: float(v) for k, v in metrics.items() if isinstance(v, (int, float, np.number)) and np.isfinite(v)}
 
 
-def fit(config: DictConfig, check_ids: Sequence[int], send: Send, goes_on: Callable[[], bool]) -> None:
+def fit(config: DictConfig, check_ids: Sequence[int], send: Send, goes_on: Callable[[], bool], *, shared: bool) -> None:
     """Train to the end.
 
     Args:
         config: verl's. check_ids: tokens of the weight check. send: sends events to the run.
         goes_on: waits for the run's answer to a start or step; False ends training there.
+        shared: whether TransferQueue is there already, and other trainers use it, too.
     """
     configure_verl_logging()
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -166,4 +167,5 @@ def fit(config: DictConfig, check_ids: Sequence[int], send: Send, goes_on: Calla
             if (tracking := getattr(trainer, "logger", None)) is not None:
                 tracking.finish(exit_code=0 if succeeded else 1)
         finally:
-            tq.close()
+            if not shared:
+                tq.close()

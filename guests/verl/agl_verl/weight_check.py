@@ -48,7 +48,8 @@ class WeightCheck:
             "prompts": ids[:1], "responses": response, "input_ids": ids, "position_ids": torch.arange(ids.numel()),
             "response_mask": ones, "loss_mask": ones, "multi_modal_inputs": {},
         }  # fmt: skip
-        keys = [f"check_{k}_0" for k in range(ranks)]
+        # Random, as the trainers of several policies share the queue.
+        keys = [f"check{uuid.uuid4().hex}_{k}_0" for k in range(ranks)]
         tags = [{"seq_len": ids.numel(), "global_steps": 0, "status": "success"} for _ in keys]
         tq.kv_batch_put(
             keys=keys, partition_id=_PARTITION, fields=list_of_dict_to_tensordict([dict(row) for _ in keys]), tags=tags

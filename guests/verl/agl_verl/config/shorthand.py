@@ -26,7 +26,8 @@ class Common(TypedDict, total=False):
         max_prompt_tokens, max_response_tokens: limits of one call (2048, 1024). max_context: limit of a conversation
             (their sum).
         val_every, checkpoint_every: in steps (10; 50). val_before_train: whether to validate first (True).
-        gpus: per node that trains (1). nodes: that train (1). tensor_parallel: GPUs per vLLM server (1).
+        gpus: per node that trains (1). nodes: that train (1); both for each policy. tensor_parallel: GPUs per vLLM
+            server (1).
         gpu_memory: part of a GPU's memory that vLLM takes (0.5). offload: keep parameters and optimiser in the
             machine's memory while vLLM samples (False).
         lora_rank, lora_alpha: train adapters instead of the full weights.
