@@ -46,10 +46,10 @@ def train(
 ) -> Result:
     verl = algorithm(
         model, CAPTURED, steps=steps, group_size=GROUP, batch_size=BATCH, checkpoint_every=1,
-        val_before_train=False, val_every=STEPS, max_response_tokens=12,
+        val_before_train=False, val_every=STEPS, max_response_tokens=12, learning_rate=2e-4,
     )  # fmt: skip
     trainer = agl.Trainer(
-        verl, agents=AGENTS, policies={"c": agl.Policy(model=str(other), lr=1e-3)}, tracer=LangChainTracer(),
+        verl, agents=AGENTS, policies={"c": agl.Policy(model=str(other), lr=4e-4)}, tracer=LangChainTracer(),
         n_workers=8, seed=0, directory=directory, **options,
     )  # fmt: skip
     return trainer.fit(program(), [f"write {i}" for i in range(8)], ["hold", "out"][:VAL], resume=resume)
@@ -86,8 +86,8 @@ def test_both_policies_are_trained_served_and_saved(
     }
     for name, start in zip(AGENTS.values(), models, strict=True):
         assert trained.history[1][f"{name}/verl/agl/probe/moved"] > 1e-3
-        assert _changed(start, trained.policies[name]) > 0.3
-    assert _changed(trained.policies["w"], trained.policies["c"]) > 0.3
+        assert _changed(start, trained.policies[name]) > 0.2
+    assert _changed(trained.policies["w"], trained.policies["c"]) > 0.2
     assert trained.checkpoint == directory / "checkpoints" / "global_step_2"
     assert sorted(path.name for path in trained.checkpoint.iterdir()) == ["c", "w"]
 
