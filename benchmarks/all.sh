@@ -1,3 +1,3 @@
 #!/bin/sh
-# Runs every benchmark in its quick form and puts its tables into docs/benchmarks.md: see all.py.
+# Runs every benchmark in its quick form and puts its tables into pages of docs/: see all.py.
 exec "${PYTHON:-python}" "$(dirname "$0")/all.py" "$@"

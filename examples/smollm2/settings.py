@@ -7,7 +7,7 @@
 
 The agent and the tasks are those of `agl quickstart --real`. Every run begins with the same policy, which has imitated
 64 runs of an expert. All settings are run with seed 0 before any is with seed 1. Of a run that has ended the weights
-are deleted, which take 2 GB. What settings.json has is not run again.
+are deleted, which take 2 GB. What settings.json has is not run again if it began with the same policy.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def train(directory: Path, seeds: int, only: Sequence[str], threads: int, *, mod
         *("--tasks", str(directory / "tasks.jsonl"), "--val", str(directory / "val.jsonl")),
         *(part for name, value in fixed.items() for part in ("--set", f"{name}={str(value).lower()}")),
     ]
-    kept = {} if short or model else ended(KEPT)
+    kept = ended(KEPT)
+    if short or kept.get("start") != found(directory)["start"]:  # another model, or a processor that rounds otherwise
+        kept = {}
     for seed, change in itertools.product(range(seeds), changes):
         if (name := place_of(USUAL | change, seed)) not in kept:
             sweep(arguments, [f"{n}={value}" for n, value in (USUAL | change).items()], [seed], directory / "runs")
@@ -136,7 +138,9 @@ def found(directory: Path) -> dict[str, float]:
 def save(directory: Path, file: Path) -> None:
     """Add a directory's ended runs to those that a file keeps."""
     kept, more = ended(file), found(directory)
-    if kept and kept["start"] != more.get("start"):
+    if not more:
+        raise SystemExit(f"{directory} has no run: name the --directory of some")
+    if kept and kept["start"] != more["start"]:
         raise SystemExit(f"{directory} began with another policy than the runs of {file.name}")
     file.write_text(json.dumps(kept | more, indent=1) + "\n", encoding="utf-8")
 

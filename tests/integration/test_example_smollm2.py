@@ -187,6 +187,8 @@ def test_settings_are_compared_run_by_run(
         settings.main(["--directory", str(tmp_path)])
     with pytest.raises(SystemExit, match="began with another policy"):
         settings.main(["--directory", str(tmp_path), "--save"])
+    with pytest.raises(SystemExit, match="has no run"):
+        settings.main(["--directory", str(tmp_path / "none"), "--save", str(tmp_path / "kept.json")])
     keep, kept = ["--directory", str(tmp_path), "--save", str(tmp_path / "kept.json")], tmp_path / "kept.json"
     settings.main(keep)
     assert row in capsys.readouterr().out

@@ -321,7 +321,7 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(untrained_mode
 def test_verl_takes_a_gguf_file_and_a_template(subject: tuple[Any, Any], tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "small.gguf", *subject)
     verl = agl.VERL(model=str(file), chat_template="hermes", steps=1, backend="local")
-    plan = asyncio.run(verl.prepared())
+    plan = asyncio.run(verl.prepared(verl.plan))
     assert plan.model == plan.settings["actor_rollout_ref.model.path"] == model_directory(file, "hermes")
     assert load_tokenizer(plan.model).chat_template == (TEMPLATES / "hermes.jinja").read_text()
     assert local.as_grpo(verl.plan, 1, verl.chat_template).chat_template == "hermes"

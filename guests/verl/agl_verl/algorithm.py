@@ -111,10 +111,9 @@ class VERL:
             return await self._bridge().dev(run, await self._plans(run), self.update_timeout, n_tasks)
         return await local.as_grpo(self.plan, len(run.train), self.chat_template).dev(run, n_tasks)
 
-    async def prepared(self, plan: Plan | None = None) -> Plan:
+    async def prepared(self, plan: Plan) -> Plan:
         """The plan for the cluster, whose processes load a Hugging Face directory or hub id and nothing else: a GGUF
         file, or a model with another chat template, becomes a directory in the cache."""
-        plan = plan or self.plan
         directory = await asyncio.to_thread(model_directory, plan.model, self.chat_template)
         if directory == plan.model:
             return plan

@@ -1,4 +1,4 @@
-"""verl's trainers: the only one is an actor of the run's Ray job, several are Ray jobs of their own."""
+"""verl's trainers: a single one is a Ray actor of the run's job; each of several is a separate Ray job."""
 
 from __future__ import annotations
 
