@@ -72,7 +72,7 @@ def test_trainers_at_different_places_are_an_error(of_a: Any, of_b: Any, message
 
 
 def test_each_policy_has_its_own_model_rate_and_adapter() -> None:
-    lora = agl.LoraSpec(rank=8, alpha=4, target_modules=("q_proj",))
+    lora = agl.LoraSpec(rank=8, alpha=4.0, target_modules=("q_proj",))
     own = plans(plan(CONFIG), ["a", "b"], {"b": agl.Policy(model="other/model", lr=0.5, lora=lora)})
     assert [*own] == ["a", "b"]
     assert own["a"] == plan(CONFIG)
@@ -80,6 +80,7 @@ def test_each_policy_has_its_own_model_rate_and_adapter() -> None:
     assert (b.model, b.learning_rate, b.lora_rank, b.lora_alpha, b.lora_targets) == (
         "other/model", 0.5, 8, 4, ("q_proj",),
     )  # fmt: skip
+    assert type(b.settings[f"{MODEL}.lora_alpha"]) is int, "verl takes no float"
     changed = {
         f"{MODEL}.path",
         f"{ACTOR}.optim.lr",
@@ -107,9 +108,10 @@ def test_what_several_policies_cannot_have_is_refused(key: str, value: Any, hint
     assert plans(common, ["a"], {}) == {"a": common}
 
 
-def test_dropout_of_an_adapter_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"policy 'b' has lora.dropout=0.1"):
-        plans(plan(CONFIG), ["a", "b"], {"b": agl.Policy(lora=agl.LoraSpec(dropout=0.1))})
+@pytest.mark.parametrize(("option", "value"), [("dropout", 0.1), ("alpha", 2.5)])
+def test_adapters_that_verl_does_not_have_are_refused(option: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"policy 'b' has lora.{option}={value}"):
+        plans(plan(CONFIG), ["a", "b"], {"b": agl.Policy(lora=agl.LoraSpec(**{option: value}))})
 
 
 def test_a_policys_rows_are_those_that_it_would_have_alone() -> None:

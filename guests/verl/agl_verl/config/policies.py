@@ -52,8 +52,13 @@ def _plan_of(plan: Plan, name: str, own: Policy) -> Plan:
                 f"policy {name!r} has lora.dropout={own.lora.dropout}, which verl's adapters do not have",
                 hint="leave it out",
             )
+        if own.lora.alpha != int(own.lora.alpha):
+            raise ConfigError(
+                f"policy {name!r} has lora.alpha={own.lora.alpha}, and verl's adapters take a whole number",
+                hint="round it",
+            )
         targets = own.lora.target_modules
-        settings[f"{MODEL}.lora_rank"], settings[f"{MODEL}.lora_alpha"] = own.lora.rank, own.lora.alpha
+        settings[f"{MODEL}.lora_rank"], settings[f"{MODEL}.lora_alpha"] = own.lora.rank, int(own.lora.alpha)
         settings[f"{MODEL}.target_modules"] = targets if isinstance(targets, str) else list(targets)
     changed = read(settings)
     notes(changed)  # refuses what verl would ignore
