@@ -1,7 +1,7 @@
 """Every coding agent: what it sends without agl and under it, and one step of GRPO in its sandbox.
 
     tests/harnesses/install.sh DIR
-    AGL_HARNESSES=DIR benchmarks/all.sh harnesses      # the table of docs/harnesses.md
+    AGL_HARNESSES=DIR benchmarks/all.sh harnesses --minutes 60   # the table of docs/harnesses.md
     python benchmarks/harnesses.py --programs DIR      # prints it
     python benchmarks/harnesses.py --only mini pi      # some of them
 
