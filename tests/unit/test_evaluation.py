@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -263,14 +264,28 @@ def test_validations_of_a_training_are_an_evaluation(tmp_path: Path) -> None:
 
 
 def test_progress_counts_rollouts_where_nothing_is_trained(tmp_path: Path) -> None:
-    from io import StringIO
-
     text = StringIO()
     console = Console(file=text, width=120)
     trainer = agl.Trainer(agl.Baseline(), directory=tmp_path / "run", max_attempts=1)
     progress = Progress(True, console, label="now")
     asyncio.run(trainer.fit_async(Skill(3, fails=(1,)).agent, [], TASKS, progress=progress))
     assert re.search(r"now 6/6 · failed 1 · ETA 0:00", text.getvalue())
+
+
+def test_a_step_that_takes_long_shows_its_rollouts_where_there_is_no_bar() -> None:
+    """A validation of half an hour left a log without a line."""
+    text = StringIO()
+    progress = Progress(True, Console(file=text, width=120))
+    progress.start(3)
+    progress.began("val", 0, 60)
+    progress.count()
+    assert text.getvalue() == ""
+    for _ in range(2):
+        progress._started -= 60
+        progress._last_line -= 60
+        progress.count()
+        progress.count()
+    assert text.getvalue().split("\n") == ["  validation 2/60", "  validation 4/60", ""]
 
 
 def test_the_curve_has_every_validation_with_its_interval() -> None:

@@ -16,8 +16,8 @@ from rich.status import Status
 
 from agl.trainer.report import terminal
 
-LINE_SECONDS = 2.0
-"""Between two lines, where there is no bar."""
+LINE_SECONDS, STEP_SECONDS = 2.0, 30.0
+"""Between two lines where there is no bar; and between two lines of a step's rollouts."""
 
 
 class Progress:
@@ -36,14 +36,10 @@ class Progress:
         self._bar: Bar | None = None
         self._task: Any = None
         self._status: Status | None = None
-        self._steps = 0
         self._started = time.monotonic()
-        self._first_step = 0
-        self._rollouts = 0
-        self._failed = 0
-        self._expected = 0
+        self._steps = self._first_step = self._rollouts = self._failed = self._expected = 0
         self._unit = "step"
-        self._doing = self._loaded = ""
+        self._doing = self._loaded = self._facts = ""
         self._last_line = 0.0
 
     def loading(self, text: str) -> None:
@@ -84,9 +80,14 @@ class Progress:
             self._show(self.label or self._doing, done, total, f"failed {self._failed}" if self._failed else "")
             if done == total:
                 self.stop()
-        elif self._bar is not None and done % 8 == 0:
+        else:
             # Of rollouts that run ahead, some count before those that a step waits for.
-            self._bar.update(self._task, facts=f"{self._facts} · {self._doing} {min(done, total)}/{total}")
+            doing, now = f"{self._doing} {min(done, total)}/{total}", time.monotonic()
+            if self._bar is not None and done % 8 == 0:
+                self._bar.update(self._task, facts=f"{self._facts} · {doing}")
+            elif self._bar is None and self.enabled and now - max(self._last_line, self._started) > STEP_SECONDS:
+                self._last_line = now
+                self.console.print(f"  {doing}")
 
     def _open(self, title: str, total: int, done: int = 0) -> None:
         self.stop()
@@ -113,8 +114,6 @@ class Progress:
             left = round((now - self._started) / max(1, done - first) * max(0, total - done))
             parts = [f"{title} {done}/{total}", *filter(None, [facts]), f"ETA {left // 60}:{left % 60:02d}"]
             self.console.print(" · ".join(parts))
-
-    _facts = ""
 
     def step(self, entry: dict[str, Any]) -> None:
         """A step ended."""
