@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from agl_verl import schemas
+from agl_verl import schemas, sharing
 from agl_verl.checkpoints import folder
 from agl_verl.config.checks import PER_CALL
 from agl_verl.config.plan import ACTOR, ROLLOUT, Plan
@@ -117,4 +117,7 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int, policy: str | Non
     contents = f"{ACTOR}.checkpoint.save_contents"
     if contents not in plan.settings:
         keys[contents] = ["model", "optimizer", "extra", "hf_model"]
-    return {**keys, **schemas.overrides(plan)}
+    keys |= schemas.overrides(plan)
+    if sharing.shares(plan):
+        keys[sharing.LIBRARY] = "agl_verl.trees"
+    return keys

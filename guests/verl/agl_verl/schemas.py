@@ -12,26 +12,19 @@ from importlib.util import find_spec
 from typing import Any
 
 from agl.extras import install_line
-from agl_verl.config.plan import ACTOR, MODEL, ROLLOUT, Plan
+from agl_verl.config.plan import ROLLOUT, Plan
+from agl_verl.sharing import LIBRARY, obstacle
 
 _BACKEND = f"{ROLLOUT}.engine_kwargs.vllm.structured_outputs_config"
-_LIBRARY = f"{MODEL}.external_lib"
 
 
 def refusal(plan: Plan) -> str:
     """Why a run cannot hold answers to a schema, and what to do; "" if it can."""
     settings = plan.settings
-    strategy = settings.get(f"{ACTOR}.strategy", "fsdp")
-    split = next((k for k, v in settings.items() if k.endswith("ulysses_sequence_parallel_size") and v and v > 1), "")
     reasons = {
         f"mode={plan.mode!r}: verl samples the rest of an answer as a new request, and its grammar would begin again":
             plan.mode != "sync",
-        f"{ACTOR}.strategy={strategy!r}: the log-probs within a schema are computed by FSDP only":
-            strategy not in ("fsdp", "fsdp2"),
-        f"{MODEL}.use_fused_kernels: they compute log-probs over the whole vocabulary":
-            settings.get(f"{MODEL}.use_fused_kernels"),
-        f"{split}={settings.get(split)}: a row's logits are spread over several GPUs": split,
-        f"{_LIBRARY}: agl's own is needed there": settings.get(_LIBRARY),
+        obstacle(plan): obstacle(plan),
         f"{_BACKEND}: only vLLM's guidance hides what the actor hides": any(k.startswith(_BACKEND) for k in settings),
         f"this installation: {install_line('structured')}": find_spec("llguidance") is None,
     }  # fmt: skip
@@ -46,7 +39,7 @@ def refusal(plan: Plan) -> str:
 
 def overrides(plan: Plan) -> Mapping[str, Any]:
     """Dotted keys of verl's that a run needs to hold answers to schemas."""
-    return {} if refusal(plan) else {_LIBRARY: "agl_verl.masks", f"{_BACKEND}.backend": "guidance"}
+    return {} if refusal(plan) else {LIBRARY: "agl_verl.masks", f"{_BACKEND}.backend": "guidance"}
 
 
 @dataclass(frozen=True, slots=True)

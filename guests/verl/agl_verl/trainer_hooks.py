@@ -21,6 +21,7 @@ from verl.utils.logging_utils import configure_verl_logging
 
 from agl_verl import manager
 from agl_verl.events import Checkpoint, Send, StepResult, TrainingStart, WeightUpdate
+from agl_verl.sharing import together
 from agl_verl.weight_check import WeightCheck
 
 _MODELS = ("actor_rollout_ref.actor", "critic")
@@ -76,7 +77,11 @@ def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids
 
         def _balance_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
             _fit_mini_batches(self.config, self._mini_batches, len(batch), self._ranks())
-            return super()._balance_batch(batch, *args, **kwargs)
+            batch = super()._balance_batch(batch, *args, **kwargs)
+            if self.config.actor_rollout_ref.actor.use_prefix_grouper:
+                groups, tokens = [k.split("_")[0] for k in batch.keys], [tag["seq_len"] for tag in batch.tags]
+                batch.reorder(together(groups, tokens, self._ranks()))
+            return batch
 
         def _ranks(self) -> int:
             group = self.actor_rollout_wg

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agl.errors import ConfigError, nearest
+from agl_verl import sharing
 from agl_verl.config.plan import ACTOR, MODEL, ROLLOUT, Plan
 
 T = TypeVar("T")
@@ -103,7 +104,6 @@ SUPPORTED: Mapping[str, Supported] = {
     f"{MODEL}.custom_chat_template": ((None,), _RENDERED),
     f"{MODEL}.tokenizer_path": ((None,), "the tokenizer is the model's"),
     f"{ACTOR}.rollout_n": ((), f"set {ROLLOUT}.n"),
-    f"{ACTOR}.use_prefix_grouper": ((False,), "verl 0.9 has no code that forwards with it, see docs/verl.md"),
     f"{ACTOR}.optim.total_training_steps": ((), _SET_BY_TRAINER),
     f"{ACTOR}.kl_loss_type": (
         ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"),
@@ -241,6 +241,7 @@ def check(plan: Plan, default: Get) -> None:
         return settings.get(key, default(key))
 
     _check_choices(plan, get)
+    _check_sharing(plan)
     for key, value in settings.items():
         if value == default(key) and type(value) is type(default(key)):
             continue
@@ -302,6 +303,16 @@ def _check_choices(plan: Plan, get: Get) -> None:
                 f"{_CORRECTION}.bypass_mode with the loss {plan.policy_loss!r} ignores {_CORRECTION}.{ignored[0]}",
                 hint=f"leave out {ACTOR}.policy_loss.loss_mode or bypass_mode",
             )
+
+
+def _check_sharing(plan: Plan) -> None:
+    """Check that shared prefixes can be computed once where that is wanted."""
+    critic = "algorithm.adv_estimator='gae': a critic's micro-batches are whole rows"
+    why = (critic if plan.adv_estimator == "gae" else sharing.obstacle(plan)) if sharing.shares(plan) else ""
+    if why:
+        raise ConfigError(
+            f"share_prefixes ({sharing.SWITCH}) cannot be honoured with {why}", hint="change that, or leave it out"
+        )
 
 
 def _check_sizes(plan: Plan, get: Get) -> None:

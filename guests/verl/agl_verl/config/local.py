@@ -53,7 +53,7 @@ LAYOUT: tuple[str, ...] = (
     f"{ACTOR}.*micro_batch_size*", f"{ACTOR}.*max_token_len*", f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.strategy",
     f"{ACTOR}.fsdp_config.*", f"{ACTOR}.megatron.*", f"{ACTOR}.ulysses_sequence_parallel_size",
     f"{ACTOR}.use_torch_compile", f"{ACTOR}.entropy_*chunking", f"{ACTOR}.entropy_checkpointing",
-    f"{ACTOR}.checkpoint.*", f"{ACTOR}.shuffle",
+    f"{ACTOR}.checkpoint.*", f"{ACTOR}.shuffle", f"{ACTOR}.use_prefix_grouper",
     "actor_rollout_ref.ref.*", "actor_rollout_ref.hybrid_engine",
     f"{ROLLOUT}.name", f"{ROLLOUT}.mode", f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.log_prob_*",
     f"{ROLLOUT}.enforce_eager", f"{ROLLOUT}.free_cache_engine", f"{ROLLOUT}.enable_*", f"{ROLLOUT}.max_num_*",

@@ -30,6 +30,7 @@ class Common(TypedDict, total=False):
             server (1).
         gpu_memory: part of a GPU's memory that vLLM takes (0.5). offload: keep parameters and optimiser in the
             machine's memory while vLLM samples (False).
+        share_prefixes: compute tokens that rows begin with alike once, with FSDP and without a critic (False).
         lora_rank, lora_alpha: train adapters instead of the full weights.
         mode: "sync"; "colocate_async" (the next batch is sampled while this one ends); "separate_async" (separate GPUs
             sample all the time). rollout_gpus, rollout_nodes: those GPUs, for "separate_async" alone.
@@ -69,6 +70,7 @@ class Common(TypedDict, total=False):
     tensor_parallel: Annotated[int, f"{ROLLOUT}.tensor_model_parallel_size"]
     gpu_memory: Annotated[float, f"{ROLLOUT}.gpu_memory_utilization"]
     offload: Annotated[bool, f"{ACTOR}.fsdp_config.param_offload", f"{ACTOR}.fsdp_config.optimizer_offload"]
+    share_prefixes: Annotated[bool, f"{ACTOR}.use_prefix_grouper"]
     lora_rank: Annotated[int, f"{MODEL}.lora_rank"]
     lora_alpha: Annotated[float, f"{MODEL}.lora_alpha"]
     mode: Annotated[Literal["sync", "colocate_async", "separate_async"], "trainer.v1.trainer_mode"]
