@@ -59,6 +59,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "programs": ("--programs", "200"),
     "harnesses": (),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
+    "verl_prefixes": ("--rounds", "3"),
 }
 """Name -> the arguments of its quick form, in the order of the page. After a point: which part of the benchmark."""
 SHORT: dict[str, tuple[str, ...]] = {
@@ -92,6 +93,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "harnesses": ("--only", "mini"),
     "trl_grpo": ("--rounds", "1", "--steps", "1", "--cases", "single"),
     "verl_bridge": ("--steps", "3", "--rounds", "1"),
+    "verl_prefixes": ("--rounds", "1", "--prompts", "64", "--answers", "2"),
 }
 """Name -> the arguments of `--short`, where the quick form takes longer than a look at whether it runs needs."""
 PAGES = {"harnesses": "harnesses.md"}
@@ -178,7 +180,7 @@ def main() -> None:
     failed: dict[str, str] = {}
     began = time.monotonic()
     for name in options.names or QUICK:
-        python = options.verl_python if name == "verl_bridge" else sys.executable
+        python = options.verl_python if name.startswith("verl_") else sys.executable
         arguments = SHORT.get(name, QUICK[name]) if options.short else QUICK[name]
         print("+", name, *arguments, file=sys.stderr, flush=True)
         started = time.monotonic()

@@ -224,6 +224,20 @@ MUTATIONS = (
         unit("verl_policies", "test_trainers_at_different_places_are_an_error"),
     ),
     Mutation(
+        "groups dealt to GPUs row by row, so that prefixes are computed on each",
+        "guests/verl/agl_verl/sharing.py",
+        "for row, group in enumerate(groups):",
+        "for row, group in enumerate(range(len(groups))):",
+        unit("verl_sharing", "test_groups_that_fit_are_not_cut_and_tokens_are_balanced"),
+    ),
+    Mutation(
+        "shared prefixes with a critic, which has no trees",
+        "guests/verl/agl_verl/config/checks.py",
+        'if plan.adv_estimator == "gae" else sharing.obstacle(plan)',
+        'if plan.adv_estimator == "ppo" else sharing.obstacle(plan)',
+        unit("verl_sharing", "test_it_is_refused_where_verl_would_compute_something_else"),
+    ),
+    Mutation(
         "the rejected side preferred",
         "trainer/objectives/losses.py",
         "margin_P = chosen_rewards_P - rejected_rewards_P\n",

@@ -287,7 +287,6 @@ def test_unknown_keys_and_wrong_types(key: str, value: Any, said: str) -> None:
         (f"{MODEL}.lora_alpha", 32, "lora_rank"),
         (f"{MODEL}.custom_chat_template", "x", "template"),
         ("trainer.use_v1", False, "V1 trainer only"),
-        ("actor_rollout_ref.actor.use_prefix_grouper", True, "no code that forwards"),
         ("trainer.val_only", True, "Baseline"),
         ("trainer.esi_redundant_time", 60, "save_freq"),
         ("trainer.resume_mode", "resume_path", "resume=True"),

@@ -44,7 +44,7 @@ def engine(model: str, library: str | None, lora_rank: int = 0) -> Any:
     made = FSDPEngineWithLMHead(
         HFModelConfig(
             path=model, external_lib=library, use_remove_padding=False,
-            override_config={"attn_implementation": "eager"},
+            override_config={"attn_implementation": "sdpa"},
             enable_gradient_checkpointing=True, lora_rank=lora_rank, target_modules="all-linear",
         ),
         FSDPEngineConfig(
