@@ -59,7 +59,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "programs": ("--programs", "200"),
     "harnesses": (),
     "verl_bridge": ("--steps", "4", "--rounds", "1"),
-    "verl_prefixes": ("--rounds", "3"),
+    "verl_prefixes": ("--rounds", "2"),
 }
 """Name -> the arguments of its quick form, in the order of the page. After a point: which part of the benchmark."""
 SHORT: dict[str, tuple[str, ...]] = {

@@ -50,7 +50,7 @@ def rows(prompt_tokens: int, answers: int, vocabulary: int) -> list[dict[str, An
 
 
 def serve(model: str, library: str) -> None:
-    """One side: for each line of standard input, a JSON line with the seconds of an update and its log-probs' mean."""
+    """One side: for each line of standard input, a JSON line with the seconds of an update, and log-probs."""
     import torch
     import torch.distributed as dist
 
@@ -81,7 +81,7 @@ def serve(model: str, library: str) -> None:
             made.forward_backward_batch(batch(of, options), functools.partial(ppo_loss, config))
         seconds = time.monotonic() - started
         answered = [values[-TOKENS - 1 : -1] for values in seen["model_output"]["log_probs"].unbind()]
-        print(json.dumps({"seconds": seconds, "logprob": torch.cat(answered).mean().item()}), flush=True)
+        print(json.dumps({"seconds": seconds, "logprobs": torch.cat(answered).tolist()}), flush=True)
     dist.destroy_process_group()
 
 
@@ -109,28 +109,31 @@ def compare(model: Path, prompts: list[int], answers: int, rounds: int) -> None:
                 return line
         raise SystemExit(f"{side}: the process ended (exit code {sides[side].wait()})")
 
-    for side in sides:
+    for side, process in sides.items():
+        read(side)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([8, 1]) + "\n")  # the first one warms up
+        process.stdin.flush()
         read(side)
     print(f"| {GROUPS} groups of {answers} answers of {TOKENS} tokens | tokens: rows / different | "
           "update: verl / with shared prefixes | ratio | log-probs differ by |")  # fmt: skip
     print("|---|---|---|---|---|")
     for prompt_tokens in prompts:
         seconds: dict[str, list[float]] = {side: [] for side in sides}
-        means: dict[str, float] = {}
-        for round_ in range(rounds + 1):
+        logprobs: dict[str, Any] = {}
+        for _ in range(rounds):
             for side, process in sides.items():
                 assert process.stdin is not None
                 process.stdin.write(json.dumps([prompt_tokens, answers]) + "\n")
                 process.stdin.flush()
                 facts = json.loads(read(side))
-                means[side] = facts["logprob"]
-                if round_:  # the first warms up
-                    seconds[side].append(facts["seconds"])
+                logprobs[side] = np.array(facts["logprobs"])
+                seconds[side].append(facts["seconds"])
         verl, ours = (statistics.median(seconds[side]) for side in SIDES)
         whole = GROUPS * answers * (prompt_tokens + TOKENS)
         different = prompt_tokens // 2 + GROUPS * (prompt_tokens - prompt_tokens // 2 + answers * TOKENS)
         print(f"| prompt of {prompt_tokens:,} tokens | {whole:,} / {different:,} | {verl:.2f} / {ours:.2f} s | "
-              f"{verl / ours:.1f}x | {abs(means['verl'] - means['agl']):.1e} |", flush=True)  # fmt: skip
+              f"{verl / ours:.1f}x | {np.abs(logprobs['verl'] - logprobs['agl']).max():.1e} |", flush=True)  # fmt: skip
     for process in sides.values():
         process.communicate()
 
@@ -139,7 +142,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, nargs="+", default=[64, 512, 2048], help="their tokens")
     parser.add_argument("--answers", type=int, default=8, help="of a group")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--model", help="a directory; a model of 3M parameters made here, if left out")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     options = parser.parse_args()
