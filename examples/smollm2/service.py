@@ -118,5 +118,6 @@ def claim(options: argparse.Namespace) -> Claim:
         build=lambda endpoint: service(endpoint, endpoint), train=train, heldout=test, recorded=train,
         expert=scripts.both(train, scripts.oracle(train)), others=scripts.customer([*train, *test]),
         agents=["assistant"], imitation={"epochs": 3, "batch_size": 8, "learning_rate": 2e-5}, steps=8,
-        learning_rate=1e-5, max_context=CONTEXT, max_response_tokens=512, short=2, more={"n_workers": 16, "timeout": 3600.0},
+        learning_rate=1e-5, max_context=CONTEXT, max_response_tokens=512, short=2,
+        more={"n_workers": 16, "timeout": 3600.0},  # on two cores a conversation takes up to half an hour
     )  # fmt: skip

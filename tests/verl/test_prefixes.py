@@ -71,7 +71,7 @@ def computed(
     *,
     ranks: int = 1,
     lora: int = 0,
-    max_tokens: int = 100,
+    max_tokens: int = 90,
 ) -> list[dict[str, Any]]:
     """What the ranks of verl's engine write."""
     folder.mkdir()

@@ -74,7 +74,7 @@ def wanted(
 
 def micro_batches(data: Any, max_tokens: int, group: Any) -> list[list[int]]:
     """Rows of each micro-batch, of at most `max_tokens` different tokens or a single row; as many on each rank."""
-    batches = divide(prefix_trees([chain(ids_T) for ids_T in _rows(data["input_ids"])]), max_tokens)
+    batches = divide(_trees(_rows(data["input_ids"])), max_tokens)
     count = torch.tensor([len(batches)], device=get_device_name())
     if dist.is_initialized() and group is not None:
         dist.all_reduce(count, op=dist.ReduceOp.MAX, group=group)
@@ -94,7 +94,7 @@ def require_exact(engine: Any) -> None:
     config, device = engine.module.config, torch.device(get_device_name())
     pieces = np.split(np.random.default_rng(0).integers(config.get_text_config().vocab_size, size=40), 10)
     texts = [np.concatenate([pieces[i] for i in text]) for text in ((0, 1, 2, 3), (0, 1, 4, 5), (0, 1, 2, 6, 7, 8, 9))]
-    trees = prefix_trees([chain(text) for text in texts])
+    trees = _trees(texts)
     places = torch.from_numpy(np.concatenate(trees.places)).to(device)
 
     def logits(**inputs: Any) -> Tensor:
@@ -121,6 +121,10 @@ def require_exact(engine: Any) -> None:
         )
 
 
+def _trees(ids: Sequence[Int64Array]) -> PrefixTrees:
+    return prefix_trees([chain(ids_T.astype(np.int32)) for ids_T in ids])
+
+
 def _rows(nested: Tensor) -> list[Int64Array]:
     return [row.numpy() for row in nested.cpu().unbind()]
 
@@ -131,7 +135,7 @@ def _prepare_model_inputs(self: Any, micro_batch: Any) -> tuple[dict[str, Any], 
         # For good: backward passes compute checkpointed layers again.
         self.module.config._attn_implementation = TREE
     ids = _rows(micro_batch["input_ids"])
-    trees = prefix_trees([chain(ids_T) for ids_T in ids])
+    trees = _trees(ids)
     found = wanted(trees, ids, _rows(micro_batch["loss_mask"]), held_answers(micro_batch))
     device = micro_batch["input_ids"].device
     tokens, positions, mask = tree_inputs(trees, device)
