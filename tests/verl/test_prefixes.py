@@ -87,7 +87,11 @@ def computed(
         )
         for rank in range(ranks)
     ]  # fmt: skip
-    errors = [process.communicate(timeout=300)[1] for process in started]
+    try:
+        errors = [process.communicate(timeout=300)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     for process, error in zip(started, errors, strict=True):
         assert process.returncode == 0, error[-3000:]
     return [torch.load(folder / f"{rank}.pt") for rank in range(ranks)]
