@@ -221,3 +221,17 @@ def test_only_outputs_before_trained_tokens_are_computed() -> None:
     assert found.labels[found.source].tolist() == [7, 9, 7, 4, 8, 9]
     held = wanted(trees, ids, masks, [[(2, 5, "g")], [], []])
     assert held.places.size == 6
+
+
+def test_a_micro_batch_of_padding_alone_has_an_output_and_no_token() -> None:
+    """A rank whose rows are all padding takes part in the backward pass, as FSDP's other ranks wait for it."""
+    from agl_verl.trees import wanted
+
+    ids, masks = [np.array([3, 3]), np.array([3, 3])], [np.array([0]), np.array([0])]
+    found = wanted(prefix_trees([chain(row) for row in ids]), ids, masks, [[], []])
+    assert (found.places.tolist(), found.source.size, found.at.size) == ([0], 0, 0)
+    outputs = torch.ones(found.places.size, requires_grad=True)
+    source, at = torch.from_numpy(found.source), torch.from_numpy(found.at)
+    torch.zeros(4).index_copy(0, at, outputs[source]).sum().backward()
+    assert outputs.grad is not None
+    assert outputs.grad.tolist() == [0]
