@@ -44,12 +44,14 @@ def program() -> Any:
 def train(
     model: Path, other: Path, directory: Path, *, resume: bool = False, steps: int = STEPS, **options: Any
 ) -> Result:
+    # With larger steps, ids that the tokenizer lacks, which vLLM never samples, can get enough mass in the text of the
+    # weight check for vLLM's log-probs to differ from the actor's by 0.001 nats, its tolerance.
     verl = algorithm(
         model, CAPTURED, steps=steps, group_size=GROUP, batch_size=BATCH, checkpoint_every=1,
-        val_before_train=False, val_every=STEPS, max_response_tokens=12, learning_rate=2e-4,
+        val_before_train=False, val_every=STEPS, max_response_tokens=12, learning_rate=1e-4,
     )  # fmt: skip
     trainer = agl.Trainer(
-        verl, agents=AGENTS, policies={"c": agl.Policy(model=str(other), lr=4e-4)}, tracer=LangChainTracer(),
+        verl, agents=AGENTS, policies={"c": agl.Policy(model=str(other), lr=2e-4)}, tracer=LangChainTracer(),
         n_workers=8, seed=0, directory=directory, **options,
     )  # fmt: skip
     return trainer.fit(program(), [f"write {i}" for i in range(8)], ["hold", "out"][:VAL], resume=resume)
