@@ -51,7 +51,7 @@ def train(
         val_before_train=False, val_every=STEPS, max_response_tokens=12, learning_rate=1e-4,
     )  # fmt: skip
     trainer = agl.Trainer(
-        verl, agents=AGENTS, policies={"c": agl.Policy(model=str(other), lr=2e-4)}, tracer=LangChainTracer(),
+        verl, agents=AGENTS, policies={"c": agl.Policy(model=str(other), lr=1.2e-4)}, tracer=LangChainTracer(),
         n_workers=8, seed=0, directory=directory, **options,
     )  # fmt: skip
     return trainer.fit(program(), [f"write {i}" for i in range(8)], ["hold", "out"][:VAL], resume=resume)
