@@ -4,7 +4,7 @@ verl's FSDP engine in two processes that take turns, with the same model, rows, 
 micro-batch: log-probs of all rows, then gradients. Rows are groups of answers to a long prompt, and all prompts begin
 with the same half, as those of agents do.
 
-    python benchmarks/verl_prefixes.py [--prompts 64 512 2048] [--answers 8] [--rounds 3]
+    python benchmarks/verl_prefixes.py [--prompts 64 512 2048] [--answers 8] [--rounds 2]
 """
 
 from __future__ import annotations

@@ -119,5 +119,5 @@ def claim(options: argparse.Namespace) -> Claim:
         expert=scripts.both(train, scripts.oracle(train)), others=scripts.customer([*train, *test]),
         agents=["assistant"], imitation={"epochs": 3, "batch_size": 8, "learning_rate": 2e-5}, steps=8,
         learning_rate=1e-5, max_context=CONTEXT, max_response_tokens=512, short=2,
-        more={"n_workers": 16, "timeout": 3600.0},  # on two cores a conversation takes up to half an hour
+        more={"n_workers": 16, "timeout": 3600.0},  # on two cores conversations took more than the usual ten minutes
     )  # fmt: skip
