@@ -19,7 +19,7 @@ class Captured(CheckpointCallback):
 
     def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **_: Any) -> None:
         tags = tq.kv_list("train")["train"]
-        keys = [k for k, tag in tags.items() if not tag.get("is_prompt") and not tag.get("is_padding")]
+        keys = [k for k, tag in tags.items() if not tag.get("is_prompt") and not tag.get("is_padding") and self.own(k)]
         rows = {}
         for key in keys:
             data = tq.kv_batch_get(keys=[key], partition_id="train")
@@ -28,14 +28,16 @@ class Captured(CheckpointCallback):
                 rows[key] = {field: data[field][0].clone() for field in FIELDS}
         torch.save(rows, Path(checkpoint_dir) / "rows.pt")
 
+    def own(self, key: str) -> bool:
+        """Whether a row is the trainer's."""
+        return True
+
 
 class CapturedOwn(Captured):
-    """Those rows alone that the trainer of one of several policies has requested; all share the queue."""
+    """Those rows alone that the trainer of one of several policies has requested; all share the queue, and another one's
+    rows can be gone between listing and reading."""
 
-    def on_save(self, trainer: Any, global_step: int, checkpoint_dir: str, **options: Any) -> None:
+    def own(self, key: str) -> bool:
         from agl_verl.manager import requested
 
-        super().on_save(trainer, global_step, checkpoint_dir, **options)
-        path = Path(checkpoint_dir) / "rows.pt"
-        rows = torch.load(path)
-        torch.save({key: row for key, row in rows.items() if key.split("_")[0] in requested()}, path)
+        return key.split("_")[0] in requested()
