@@ -34,8 +34,8 @@ class Captured(CheckpointCallback):
 
 
 class CapturedOwn(Captured):
-    """Those rows alone that the trainer of one of several policies has requested; all share the queue, and another one's
-    rows can be gone between listing and reading."""
+    """Those rows alone that the trainer of one of several policies has requested; all share the queue, and another
+    one's rows can be gone between listing and reading."""
 
     def own(self, key: str) -> bool:
         from agl_verl.manager import requested
