@@ -53,13 +53,15 @@ def test_an_hour_passes_at_once_and_in_order() -> None:
     assert order == [("early", 1.5), ("late", 3600)]
 
 
-def test_without_tools_and_with_equal_lengths_a_step_is_the_sum_of_its_parts() -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_without_tools_and_with_equal_lengths_a_step_is_the_sum_of_its_parts(shares: bool) -> None:
     pace = Pace(iteration=0.01, row=0.001, context=1e-5, prefill=0.002, attention=1e-6)
-    layout = Layout(0, pace, update=3.0, token=0.001, pair=1e-6, publish=0.5, sharing="turns")
+    layout = Layout(0, pace, update=3.0, token=0.001, pair=1e-6, publish=0.5, sharing="turns", shares=shares)
     came = run(layout, ALIKE, 3)
-    prefill = 8 * (0.002 * 100 + 1e-6 * 100**2 / 2)
+    prefill = 2 * (0.002 * 100 + 1e-6 * 100**2 / 2)
     decode = 50 * (0.01 + 8 * 0.001 + 8 * 100 * 1e-5)
-    learning = 3.0 + 8 * 0.001 * 150 + 8 * 1e-6 * 150**2 / 2
+    tokens, pairs = (2 * 100 + 8 * 50, 2 * 100**2 + 8 * (150**2 - 100**2)) if shares else (8 * 150, 8 * 150**2)
+    learning = 3.0 + 0.001 * tokens + 1e-6 * pairs / 2
     assert came.seconds == pytest.approx([prefill + decode + learning + 0.5] * 3, rel=1e-9)
     assert came.idle == pytest.approx(0.5 / (prefill + decode + learning + 0.5), rel=1e-9)
 
@@ -104,7 +106,8 @@ def test_work_is_conserved_and_every_group_counts_once(layout: Layout, seed: int
     came = run(layout, workload, 5, seed)
     turns = [t for group in range(20) for member in range(4) for t in workload.rollout(seed, group, member)]
     assert came.sampled == sum(turn.sampled for turn in turns)
-    assert came.computed >= sum(turn.new for turn in turns), "what is evicted is computed again"
+    again = 20 * (4 - min(4, layout.engines)) * 100
+    assert came.computed >= sum(turn.new for turn in turns) - again, "what is evicted is computed again"
     assert all(len(groups) == 4 for groups in came.groups)
     assert sorted(chain(*came.groups)) == list(range(20))
     assert 0 <= came.idle <= 1
@@ -145,6 +148,25 @@ def test_calls_wait_for_room_and_idle_conversations_make_it() -> None:
     assert on_virtual_time(served(1000)) == (pytest.approx((3 + 10) + 2 * (1 + 10)), 30 + 20)
     # Two fit at once; 2 takes the room of 0, which is computed as a whole when it comes back, and 1 is still cached.
     assert on_virtual_time(served(40)) == (pytest.approx((2 + 10) + (1 + 10) + (1 + 10) + (3 + 10)), 30 + 10 + 30)
+
+
+def test_what_a_group_begins_with_is_computed_once_for_each_weights() -> None:
+    async def computed() -> tuple[float, float, float]:
+        engine, loop = Engine(Pace(iteration=1.0, prefill=0.1)), asyncio.get_running_loop()
+        await asyncio.gather(*(engine.sample(i, 100, 10, group=i // 3, shared=80) for i in range(6)))
+        first = loop.time()
+        engine.updated(rebuild=False)
+        await engine.sample(6, 100, 10, group=0, shared=80)
+        second = loop.time()
+        calls = [asyncio.create_task(engine.sample(i, 100, 10, group=2, shared=80)) for i in (7, 8, 9)]
+        await asyncio.sleep(14 + 5)
+        engine.updated(rebuild=True)
+        await asyncio.gather(*calls)
+        return first, second - first, loop.time() - second
+
+    # Two groups of (80 + 3 * 20) tokens; one conversation; a group, and after 5 tokens each of its rows once more.
+    rows, rebuilt = 0.1 * (80 + 3 * 20), 0.1 * (80 + 3 * 25)
+    assert on_virtual_time(computed()) == pytest.approx((2 * rows + 10, 10 + 10, rows + 5 + rebuilt + 5))
 
 
 def test_work_ends_where_the_clock_no_longer_sees_it() -> None:
@@ -273,6 +295,17 @@ def test_json_alone_goes_to_stdout() -> None:
     assert json.loads(done.stdout)["layouts"][0]["layout"] == "verl sync"
 
 
+def test_prompts_count_once_where_an_update_computes_them_once() -> None:
+    numbers = ("prompt=4000", "turns=1", "gpus=2", "steps=1", "learn=0.05")
+    words = ["--model", "1B", "--max-staleness", "0", *(word for number in numbers for word in ("--set", number))]
+    alone, shared = (
+        {row["layout"]: row["seconds"] for row in plan_of(*words, "--set", f"share_prefixes={share}")["layouts"]}
+        for share in (0, 1)
+    )
+    assert shared["verl sync"] < 0.5 * alone["verl sync"]
+    assert shared["local"] == alone["local"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -287,6 +320,7 @@ def test_json_alone_goes_to_stdout() -> None:
         ("--layout local --model 1B --set bandwidth=1", "more than 48 days\n  -> check --set and --tool"),
         ("--layout local --model 1B --tool 1e300", "more than 48 days"),
         ("--model 0B", "--model 0B: its embeddings alone would be larger"),
+        ("--set prompt=8192", "--set prompt=8192: no room for an answer\n  -> max_context is 8192"),
         ("--set gpus=1.5", "gpus is 1.5\n  -> use a whole number"),
         ("--tool fast", "shares add up to 1"),
         ("--from ./nothing", "there is no store at this path"),

@@ -1,4 +1,4 @@
-"""`agl plan` against what was measured elsewhere: a table of docs/benchmarks.md, and two published pairs.
+"""`agl plan` against what was measured elsewhere: tables of docs/benchmarks.md, and two published pairs.
 
 What a simulation is given was known before: lengths, tools, and times of the synchronous run alone.
 """
@@ -64,6 +64,20 @@ def test_agents_that_wait_as_the_benchmark_measured() -> None:
     assert [round(took[k] / took[0], 2) for k in (1, 2, 4)] == shown("`benchmarks/waiting.py`, simulated")
     assert [measured[k] for k in (1, 2, 4)] == shown("`benchmarks/waiting.py`, measured")
     assert took[0] / 12 == pytest.approx(synchronous, rel=0.15)
+
+
+def test_shared_prefixes_as_the_benchmark_measured() -> None:
+    """The ratio of two updates by their tokens alone. The benchmark's tasks also share half of their prompts."""
+    section = (ROOT / "docs" / "benchmarks.md").read_text().partition("<!-- benchmark verl_prefixes -->")[2]
+    found = re.findall(r"^\| prompt of ([\d,]+) tokens \|.*\| ([\d.]+)x \|", section, re.MULTILINE)[:3]
+    ratios, rows = [], Layout(0, Pace(), token=1.0, sharing="turns", shares=False)
+    for prompt, measured in found:
+        workload = Workload(4, 8, prompt=int(prompt.replace(",", "")), answer=64, turns=1, spread=0.0)
+        took = [run(replace(rows, shares=shares), workload, 1).seconds[0] for shares in (False, True)]
+        ratios.append(took[0] / took[1])
+        assert ratios[-1] == pytest.approx(float(measured), rel=0.2)
+    assert [float(measured) for _, measured in found] == shown("`benchmarks/verl_prefixes.py`, measured")
+    assert [round(ratio, 1) for ratio in ratios] == shown("`benchmarks/verl_prefixes.py`, simulated")
 
 
 MOE: dict[str, Any] = {"hidden_size": 2048, "head_dim": 128, "num_experts_per_tok": 8}

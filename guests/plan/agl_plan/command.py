@@ -10,7 +10,7 @@ from agl.trainer.cli.options import Json, write_json
 
 LEFT_OUT = (
     "failed rollouts, validation, checkpoints, rewards that take time, the price of sandboxes, networks, pipelines of "
-    "devices, prefill in chunks, prompts that a group shares, lost room in batches, lengths that change in training"
+    "devices, prefill in chunks, room that shared prompts save, lost room in batches, lengths that change in training"
 )
 
 

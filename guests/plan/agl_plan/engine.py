@@ -35,13 +35,16 @@ class _Call(NamedTuple):
     conversation: int
     prompt: int
     sampled: int
+    group: int
+    shared: int
     done: asyncio.Future[None]
 
 
 class Engine:
     """Serves calls in their order, as far as there is `room` (tokens of keys and values). Conversations that wait for a
-    tool stay cached until others need the room; the oldest goes first. `busy` are seconds of work so far, `sampled` and
-    `computed` tokens of answers, and of prompts that were not cached.
+    tool stay cached until others need the room; the oldest goes first. What a group's conversations begin with is
+    computed once, and takes each one's room. `busy` are seconds of work so far, `sampled` and `computed` tokens of
+    answers, and of prompts that were not cached.
     """
 
     def __init__(self, pace: Pace, room: float = math.inf) -> None:
@@ -51,6 +54,7 @@ class Engine:
         self._running: list[tuple[float, int, _Call]] = []
         self._waiting: deque[_Call] = deque()
         self._cached: OrderedDict[int, int] = OrderedDict()
+        self._begun: set[int] = set()
         self._held, self._kept, self._offsets, self._served = 0, 0, 0.0, 0
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_soon(self._turn)
@@ -61,18 +65,25 @@ class Engine:
         self._speed = speed
         self._plan()
 
-    async def sample(self, conversation: int, prompt: int, sampled: int) -> None:
-        """Return when a conversation of `prompt` tokens has its `sampled` next ones."""
-        self._waiting.append(call := _Call(conversation, prompt, sampled, self._loop.create_future()))
+    async def sample(self, conversation: int, prompt: int, sampled: int, group: int = 0, shared: int = 0) -> None:
+        """Return when a conversation of `prompt` tokens, which `group` has the first `shared` of in common, has its
+        `sampled` next ones."""
+        self._waiting.append(call := _Call(conversation, prompt, sampled, group, shared, self._loop.create_future()))
         self._plan()
         await call.done
 
     def updated(self, *, rebuild: bool) -> None:
         """The weights have changed: cached conversations are void; with `rebuild`, running ones are computed again."""
         self.advance()
-        self._cached, self._kept = OrderedDict(), 0
+        self._cached, self._kept, self._begun = OrderedDict(), 0, set()
         for end, _, call in self._running if rebuild else ():
-            self._backlog += self.pace.prompt(0, call.prompt + call.sampled + self._done - end)
+            self._backlog += self.pace.prompt(self._shared(call), call.prompt + call.sampled + self._done - end)
+
+    def _shared(self, call: _Call) -> int:
+        """Tokens of a call's prompt that the present weights have computed for another of its group."""
+        computed = call.shared if call.group in self._begun else 0
+        self._begun.add(call.group)
+        return computed
 
     def _plan(self) -> None:
         """Look once when all that happens at this moment has happened."""
@@ -121,6 +132,7 @@ class Engine:
         self._kept -= cached
         while self._cached and self._held + self._kept + tokens > self._room:
             self._kept -= self._cached.popitem(last=False)[1]
+        cached = max(cached, self._shared(call))
         self._held, self._served = self._held + tokens, self._served + 1
         self.computed += call.prompt - cached
         self._backlog += self.pace.prompt(cached, call.prompt)

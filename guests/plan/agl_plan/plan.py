@@ -17,7 +17,18 @@ from agl_plan.workload import Workload, recorded, tool_times
 
 Row = dict[str, Any]
 # What else is there of a machine and of work is more than nothing.
-MAY_BE_0 = {"spread", "result", "price", "iteration", "switch", "reserved", "tensor_parallel", "lora", "seed"}
+MAY_BE_0 = {
+    "spread",
+    "result",
+    "price",
+    "iteration",
+    "switch",
+    "reserved",
+    "tensor_parallel",
+    "lora",
+    "share_prefixes",
+    "seed",
+}
 SHARES = {"learn", "prefill", "decode", "gpu_memory"}
 # Layout -> batches in flight beyond a step's own (`num_warmup_batches`).
 VERL = {"verl sync": 0, "verl colocate_async": 1, "verl separate_async": 1}
@@ -38,7 +49,7 @@ class Site:
     engine's `iteration` besides, and of a `switch` from sampling to learning and back. `transfer`: bytes a second of
     new weights. vLLM takes the share `gpu_memory`, with `reserved` bytes for neither weights nor keys and values.
     `tensor_parallel` GPUs form an engine; 0: as few as hold the weights twice. `pass_tokens`: of a forward pass of an
-    update. `lora`: rank of an adapter; 0: none.
+    update. `lora`: rank of an adapter; 0: none. `share_prefixes`: 1 as `agl.VERL(share_prefixes=True)`.
     """
 
     flops: float
@@ -57,6 +68,7 @@ class Site:
     tensor_parallel: int = 0
     pass_tokens: int = 16384
     lora: int = 0
+    share_prefixes: int = 0
     steps: int = 200
     seed: int = 0
 
@@ -129,7 +141,12 @@ def parts(machine: str, tool: str, settings: Sequence[str]) -> tuple[Workload, S
             hint = "give a share, above 0 and at most 1" if name in SHARES else "give more than 0"
             raise ConfigError(f"--set {name}={value:g}", hint=hint)
     of_workload, of_site = ({name: value for name, value in values.items() if name in names} for names in known)
-    return Workload(tools=tool_times(tool), **of_workload), Site(**MACHINES[machine] | of_site)
+    workload = Workload(tools=tool_times(tool), **of_workload)
+    if workload.prompt >= workload.max_context:
+        raise ConfigError(
+            f"--set prompt={workload.prompt}: no room for an answer", hint=f"max_context is {workload.max_context}"
+        )
+    return workload, Site(**MACHINES[machine] | of_site)
 
 
 def numbers(texts: Sequence[str]) -> dict[str, Any]:
@@ -223,7 +240,7 @@ def lay_out(model: Model, workload: Workload, site: Site, name: str, staleness: 
     publish = (weights / site.transfer if share and not site.lora else 0.0) + site.switch * (sharing == "turns")
     layout = Layout(
         staleness, pace, max(1, samplers // tp), fitting, 0.0, 2 * active * passes, pairs * passes, publish, sharing,
-        samplers, learners, verl,
+        samplers, learners, verl, shares=not verl or bool(site.share_prefixes),
     )  # fmt: skip
     return layout, row | {"note": f"tensor_parallel={tp}" if verl else "activation_checkpointing=True"}
 

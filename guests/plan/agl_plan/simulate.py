@@ -30,6 +30,7 @@ class Layout:
     seconds, and some for each token, and pair of tokens, of a rollout; then `publish`, until engines have its weights.
     `staleness` is `max_staleness`; with `verl`, how many batches more than a step's own are in flight, of which a step
     takes the groups that end first, and what runs while weights change is prefilled again. `workers`: rollouts at once.
+    `shares`: an update computes a group's prompt once.
     """
 
     staleness: int
@@ -45,6 +46,7 @@ class Layout:
     learning: int = 1
     verl: bool = False
     workers: float = math.inf
+    shares: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,9 @@ class _Training:
         async with self._workers:
             number, context = group * self.source.group_size + member, 0
             turns = self._workload.rollout(self._seed, group, member)
+            engine, shared = self.engines[number % len(self.engines)], turns[0].new
             for turn in turns:
-                await self.engines[number % len(self.engines)].sample(number, context + turn.new, turn.sampled)
+                await engine.sample(number, context + turn.new, turn.sampled, group, shared)
                 context += turn.new + turn.sampled
                 await asyncio.sleep(turn.tool)
         return group, turns
@@ -137,8 +140,14 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Out
         began = loop.time()
         rollouts = await (ahead or sampled(step))
         ahead = asyncio.create_task(sampled(step + 1)) if layout.staleness and step + 1 < steps else None
-        lengths = [sum(turn.new + turn.sampled for turn in turns) for _, turns in rollouts]
-        work = layout.update + layout.token * sum(lengths) + layout.pair * sum(n * n / 2 for n in lengths)
+        work = layout.update + _forwarded(
+            layout, [sum(turn.new + turn.sampled for turn in turns) for _, turns in rollouts]
+        )
+        if layout.shares:
+            prompts = {group: turns[0].new for group, turns in rollouts}
+            work -= _forwarded(layout, [turns[0].new for _, turns in rollouts]) - _forwarded(
+                layout, [*prompts.values()]
+            )
         busy += work * layout.learning
         await _learn(layout, engines, work)
         if ahead is not None and not layout.verl and in_flight is None:
@@ -156,6 +165,11 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Out
     devices = layout.sampling + layout.learning * (layout.sharing == "separate")
     idle = max(0.0, 1.0 - busy / (sum(seconds) * devices or 1.0))  # but for rounding
     return Outcome(seconds, idle, sum(e.sampled for e in engines), sum(e.computed for e in engines), taken)
+
+
+def _forwarded(layout: Layout, lengths: Sequence[int]) -> float:
+    """Seconds of an update for the tokens of rows, and their pairs."""
+    return layout.token * sum(lengths) + layout.pair * sum(n * n / 2 for n in lengths)
 
 
 async def _learn(layout: Layout, engines: Sequence[Engine], work: float) -> None:
