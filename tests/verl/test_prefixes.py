@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -235,3 +236,28 @@ def test_a_micro_batch_of_padding_alone_has_an_output_and_no_token() -> None:
     torch.zeros(4).index_copy(0, at, outputs[source]).sum().backward()
     assert outputs.grad is not None
     assert outputs.grad.tolist() == [0]
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_each_rank_gets_whole_groups(shares: bool) -> None:
+    """verl's own division, by length alone, parts every group here."""
+    from omegaconf import OmegaConf
+    from transfer_queue import KVBatchMeta
+
+    from agl_verl.trainer_hooks import _trainer_class
+
+    trainer = object.__new__(_trainer_class("sync", print, bool, []))
+    actor = {"use_dynamic_bsz": True, "ppo_mini_batch_size": 4, "use_prefix_grouper": shares}
+    trainer.config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": {"n": 4}, "actor": actor}, "trainer": {"critic_warmup": 0}}
+    )
+    trainer.use_critic, trainer.global_steps, trainer._mini_batches = False, 1, {"actor_rollout_ref.actor": 1}
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    trainer.tokenizer = SimpleNamespace(eos_token_id=0)
+    tags = [{"seq_len": 100 + 40 * group + 17 * member} for member in range(4) for group in range(4)]
+    keys = [f"{group}_{member}" for member in range(4) for group in range(4)]
+    batch = trainer._balance_batch(KVBatchMeta(keys, tags), metrics={})
+    ranks = [Counter(key.split("_")[0] for key in batch.keys[at : at + 8]) for at in (0, 8)]
+    assert sorted(batch.keys) == sorted(keys)
+    assert (max(len(rank) for rank in ranks) == 2) == shares, ranks
+    assert [dict(zip(keys, tags, strict=True))[key] for key in batch.keys] == batch.tags
