@@ -13,7 +13,7 @@ def printed(script: str) -> list[str]:
     words: list[str] = []
     for program, *arguments in documents.commands(script):
         if program == "agl":
-            words += CliRunner().invoke(app, arguments, catch_exceptions=False).output.split()
+            words += CliRunner().invoke(app, arguments, catch_exceptions=False).stdout.split()
     return words
 
 

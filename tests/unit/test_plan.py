@@ -282,6 +282,14 @@ def test_the_command_prints_a_row_for_each_layout_and_what_it_is_computed_from(t
     assert f"left out: {facts['left_out']}" in printed
 
 
+def test_progress_counts_simulated_steps_on_stderr() -> None:
+    words = ["plan", "--layout", "verl", "--set", "gpus=8", "--set", "steps=3"]
+    shown, quiet = (CliRunner().invoke(app, [*words, *more]) for more in ([], ["--quiet"]))
+    assert "simulated step 9/9 · verl separate_async" in shown.stderr
+    assert "simulated step 10" not in shown.stderr
+    assert (quiet.stderr, quiet.stdout) == ("", shown.stdout)
+
+
 def plan_of(*words: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         agl_plan(*words, "--json", f"{folder}/plan.json")

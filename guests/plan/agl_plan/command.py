@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from agl.trainer.cli.options import Json, write_json
+from agl.trainer.cli.options import Json, Quiet, write_json
 
 LEFT_OUT = (
     "failed rollouts, validation, checkpoints, rewards that take time, the price of sandboxes, networks, pipelines of "
@@ -26,6 +26,7 @@ def plan(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any number that the output names.", metavar="NAME=VALUE")
     ] = None,
+    quiet: Quiet = False,
     json_file: Json = None,
 ) -> None:
     """Estimate memory, seconds per step, idle share and cost of a run before you rent the machines."""
@@ -33,16 +34,17 @@ def plan(
 
     from agl.options import reject_unknown
     from agl.trainer.report.explain import PIPED_WIDTH
+    from agl.trainer.report.progress import Progress
     from agl.trainer.report.terminal import console
     from agl_plan import plan as planning
 
-    staleness = max_staleness or [0, 1, 2, 4]
+    staleness, progress = max_staleness or [0, 1, 2, 4], Progress(not quiet)
     if run:
         reject_unknown(values := planning.numbers(settings or []), ("steps",), "--set with --from")
-        facts, rows = planning.measured(run, staleness, **values)
+        facts, rows = planning.measured(run, staleness, progress, **values)
     else:
         of = planning.model(model), *planning.parts(machine, tool, settings or [])
-        facts, rows = planning.plan(*of, layout or ["local", "vllm", "verl"], staleness)
+        facts, rows = planning.plan(*of, layout or ["local", "vllm", "verl"], staleness, progress)
     write_json(json_file, {"computed_from": facts, "left_out": LEFT_OUT, "layouts": rows})
     columns = ("layout", "staleness", "devices", "GiB learning", "sampling", "s a step", "idle", "hours", "USD", "")
     table = Table(*columns, box=None, pad_edge=False)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from agl.errors import ConfigError, nearest
 from agl.options import checked_options, reject_unknown
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.memory import BFLOAT16, GIB, model_of_shapes, update_memory, with_adapters
+from agl.trainer.report.progress import Progress
 from agl.trainer.store.location import read_store
 from agl_plan.simulate import Layout, Pace, run
 from agl_plan.workload import Workload, recorded, tool_times
@@ -29,6 +30,8 @@ MAY_BE_0 = {
     "share_prefixes",
     "seed",
 }
+SIMULATED = 12
+"""Steps that are simulated of a run."""
 SHARES = {"learn", "prefill", "decode", "gpu_memory"}
 # Layout -> batches in flight beyond a step's own (`num_warmup_batches`).
 VERL = {"verl sync": 0, "verl colocate_async": 1, "verl separate_async": 1}
@@ -161,7 +164,7 @@ def numbers(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def plan(
-    model: Model, workload: Workload, site: Site, layouts: Sequence[str], staleness: Sequence[int]
+    model: Model, workload: Workload, site: Site, layouts: Sequence[str], staleness: Sequence[int], progress: Progress
 ) -> tuple[Row, list[Row]]:
     """(all that is computed from, a row for "local" and "vllm" with each `max_staleness`, for "verl" in each mode).
 
@@ -177,11 +180,10 @@ def plan(
         raise ConfigError(f"{model.name}, {wanted[0][0]}: {laid_out[0][1]['note']}", hint=hint)
     facts = {"model": model.name, "parameters": model.parameters[0]} | asdict(workload) | asdict(site)
     del facts["recorded"]
-    run_of = partial(timed, workload=workload, steps=site.steps, seed=site.seed)
-    return facts, [row | (run_of(of, price=site.price * row["devices"]) if of else {}) for of, row in laid_out]
+    return facts, simulated(laid_out, workload, site.steps, site.seed, site.price, progress)
 
 
-def measured(place: str, staleness: Sequence[int], steps: int = 0) -> tuple[Row, list[Row]]:
+def measured(place: str, staleness: Sequence[int], progress: Progress, steps: int = 0) -> tuple[Row, list[Row]]:
     """(what was measured in a finished run, rows with each `max_staleness` in so many `steps`, 0: as it had)."""
     of, means, workload = read_store(place, recorded)
     publish = means.get("seconds/publishing", 0.0)
@@ -190,13 +192,39 @@ def measured(place: str, staleness: Sequence[int], steps: int = 0) -> tuple[Row,
     layout = Layout(0, Pace(row=means["busy"]), update=update, publish=publish, workers=of.config["n_workers"])
     facts = {"run": of.run_id, "rollouts": len(workload.recorded), "seconds": means["seconds"], "busy": means["busy"]}
     row = {"layout": "local", "devices": 1, "learning": None, "sampling": None, "note": ""}
-    came = [(k, timed(replace(layout, staleness=k), workload, steps or of.step)) for k in staleness]
-    return facts | {"update": update, "publish": publish}, [row | {"staleness": k} | times for k, times in came]
+    laid_out = [(replace(layout, staleness=k), row | {"staleness": k}) for k in staleness]
+    rows = simulated(laid_out, workload, steps or of.step, 0, 0.0, progress)
+    return facts | {"update": update, "publish": publish}, rows
 
 
-def timed(layout: Layout, workload: Workload, steps: int, seed: int = 0, price: float = 0.0) -> Row:
+def simulated(
+    laid_out: Sequence[tuple[Layout | None, Row]], workload: Workload, steps: int, seed: int, price: float,
+    progress: Progress,
+) -> list[Row]:  # fmt: skip
+    """The rows of layouts, with their times if they fit."""
+    rows, done = [], 0
+    progress.start(min(steps, SIMULATED) * sum(layout is not None for layout, _ in laid_out), unit="simulated step")
+
+    def stepped() -> None:
+        nonlocal done
+        progress.advance(done := done + 1, [rows[-1]["layout"]])
+
+    try:
+        for layout, row in laid_out:
+            rows.append(row)
+            if layout is not None:
+                rows[-1] = row | timed(layout, workload, steps, seed, price * row["devices"], stepped)
+    finally:
+        progress.stop()
+    return rows
+
+
+def timed(
+    layout: Layout, workload: Workload, steps: int, seed: int = 0, price: float = 0.0,
+    stepped: Callable[[], object] = lambda: None,
+) -> Row:  # fmt: skip
     """Of a row: "seconds" of a step, "idle" share of the devices' time, and "hours" and "usd" of the run."""
-    came = run(layout, workload, min(steps, 12), seed)
+    came = run(layout, workload, min(steps, SIMULATED), seed, stepped)
     # Of a longer run, further steps are like those between the first and the last.
     between = came.seconds[1:-1] or came.seconds
     hours = (sum(came.seconds) + (steps - len(came.seconds)) * sum(between) / len(between)) / 3600

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -113,13 +113,15 @@ class _Training:
         return group, turns
 
 
-def run(layout: Layout, workload: Workload, steps: int, seed: int = 0) -> Outcome:
-    """Simulate a run of some steps."""
+def run(
+    layout: Layout, workload: Workload, steps: int, seed: int = 0, stepped: Callable[[], object] = lambda: None
+) -> Outcome:
+    """Simulate a run of some steps; `stepped` is called after each."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(_run(layout, workload, steps, seed))
+        return runner.run(_run(layout, workload, steps, seed, stepped))
 
 
-async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Outcome:
+async def _run(layout: Layout, workload: Workload, steps: int, seed: int, stepped: Callable[[], object]) -> Outcome:
     training: Any = _Training(layout, workload, steps, seed)
     engines, loop, size = training.engines, asyncio.get_running_loop(), workload.batch_size
     in_flight = Ahead(training, {"next": 0}) if layout.staleness > 1 and not layout.verl else None
@@ -161,6 +163,7 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int) -> Out
             engine.share(1.0)
         taken.append(sorted({group for group, _ in rollouts}))
         seconds.append(loop.time() - began)
+        stepped()
     busy += sum(engine.busy for engine in engines) / layout.engines * layout.sampling
     devices = layout.sampling + layout.learning * (layout.sharing == "separate")
     idle = max(0.0, 1.0 - busy / (sum(seconds) * devices or 1.0))  # but for rounding
