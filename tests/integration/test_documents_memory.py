@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import re
 import sys
@@ -16,10 +17,12 @@ from transformers import LlamaConfig
 
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.learner.learner import Learner
+from agl.trainer.local.memory import update_memory
 from agl.trainer.local.model import LoadedPolicy, add_adapter
 
 sys.path.append(str(ROOT / "benchmarks"))
 
+import learner as learner_benchmark
 import memory
 
 PAGE = (ROOT / "docs" / "one-gpu.md").read_text()
@@ -32,6 +35,26 @@ def test_the_table_is_what_the_command_prints() -> None:
     printed = memory.table(models, lora=16, tokens=8192)
     shown = PAGE.partition("<!-- memory: begin -->\n")[2].partition("<!-- memory: end -->")[0].strip()
     assert shown == printed, "run: python benchmarks/memory.py --lora 16 --tokens 8192"
+
+
+def test_peaks_on_a_gpu_against_the_formula() -> None:
+    """The model is that of benchmarks/learner.py; 24 tokens of each call are trained."""
+    section = (ROOT / "docs" / "benchmarks.md").read_text().partition("## On a GPU")[2]
+    rows = re.findall(r"^\| 32 \| (\d) \| (.*?) \| ([\d,]+) \|.* ([\d,]+) \|$", section, re.MULTILINE)
+    subject = learner_benchmark.model_for(argparse.Namespace(model=None, size="0.5b", lora=None), torch.device("meta"))
+    parameters = sum(p.numel() for p in subject.parameters())
+    megabytes, more = [], []
+    for turns, kind, forwarded, peak in rows:
+        tokens = int(forwarded.replace(",", ""))
+        config = LearnerConfig(share_prefixes="group trees" in kind)
+        needed = update_memory(
+            subject, config, tokens, row_tokens=32 + 40 * int(turns), trained=32 * 24 * int(turns), autocast=True
+        )
+        megabytes.append(round((needed.total - (4 + 8) * parameters) / 1e6))
+        more.append(round(100 * megabytes[-1] / int(peak.replace(",", "")) - 100))
+    named = [f"{abs(m)} % {'more' if m > 0 else 'less'}" for m in more]
+    assert f"{', '.join(f'{m:,}' for m in megabytes[:-1])} and {megabytes[-1]:,} MB: {', '.join(named)}." in section
+    assert f"the formula says {max(more)} % more to {-min(more)} % less" in PAGE
 
 
 def what_is_advised() -> list[tuple[str, str, str]]:
