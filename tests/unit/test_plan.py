@@ -328,6 +328,7 @@ def test_prompts_count_once_where_an_update_computes_them_once() -> None:
         ("--layout local --model 1B --set bandwidth=1", "more than 48 days\n  -> check --set and --tool"),
         ("--layout local --model 1B --tool 1e300", "more than 48 days"),
         ("--model 0B", "--model 0B: its embeddings alone would be larger"),
+        ("--set share_prefixes=2", "--set share_prefixes=2\n  -> give 0 or 1"),
         ("--set prompt=8192", "--set prompt=8192: no room for an answer\n  -> max_context is 8192"),
         ("--set gpus=1.5", "gpus is 1.5\n  -> use a whole number"),
         ("--tool fast", "shares add up to 1"),

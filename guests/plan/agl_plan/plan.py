@@ -144,6 +144,8 @@ def parts(machine: str, tool: str, settings: Sequence[str]) -> tuple[Workload, S
             hint = "give a share, above 0 and at most 1" if name in SHARES else "give more than 0"
             raise ConfigError(f"--set {name}={value:g}", hint=hint)
     of_workload, of_site = ({name: value for name, value in values.items() if name in names} for names in known)
+    if values.get("share_prefixes", 0) > 1:
+        raise ConfigError(f"--set share_prefixes={values['share_prefixes']:g}", hint="give 0 or 1")
     workload = Workload(tools=tool_times(tool), **of_workload)
     if workload.prompt >= workload.max_context:
         raise ConfigError(
