@@ -19,17 +19,8 @@ from agl_plan.workload import Workload, recorded, tool_times
 Row = dict[str, Any]
 # What else is there of a machine and of work is more than nothing.
 MAY_BE_0 = {
-    "spread",
-    "result",
-    "price",
-    "iteration",
-    "switch",
-    "reserved",
-    "tensor_parallel",
-    "lora",
-    "share_prefixes",
-    "seed",
-}
+    "spread", "result", "price", "iteration", "switch", "reserved", "tensor_parallel", "lora", "share_prefixes", "seed"
+}  # fmt: skip
 SIMULATED = 12
 """Steps that are simulated of a run."""
 SHARES = {"learn", "prefill", "decode", "gpu_memory"}

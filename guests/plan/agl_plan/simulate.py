@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -142,14 +142,11 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int, steppe
         began = loop.time()
         rollouts = await (ahead or sampled(step))
         ahead = asyncio.create_task(sampled(step + 1)) if layout.staleness and step + 1 < steps else None
-        work = layout.update + _forwarded(
-            layout, [sum(turn.new + turn.sampled for turn in turns) for _, turns in rollouts]
-        )
+        lengths = [sum(turn.new + turn.sampled for turn in turns) for _, turns in rollouts]
+        prompts = [(group, turns[0].new) for group, turns in rollouts]
+        work = layout.update + _forwarded(layout, lengths)
         if layout.shares:
-            prompts = {group: turns[0].new for group, turns in rollouts}
-            work -= _forwarded(layout, [turns[0].new for _, turns in rollouts]) - _forwarded(
-                layout, [*prompts.values()]
-            )
+            work -= _forwarded(layout, [n for _, n in prompts]) - _forwarded(layout, dict(prompts).values())
         busy += work * layout.learning
         await _learn(layout, engines, work)
         if ahead is not None and not layout.verl and in_flight is None:
@@ -170,7 +167,7 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int, steppe
     return Outcome(seconds, idle, sum(e.sampled for e in engines), sum(e.computed for e in engines), taken)
 
 
-def _forwarded(layout: Layout, lengths: Sequence[int]) -> float:
+def _forwarded(layout: Layout, lengths: Collection[int]) -> float:
     """Seconds of an update for the tokens of rows, and their pairs."""
     return layout.token * sum(lengths) + layout.pair * sum(n * n / 2 for n in lengths)
 
