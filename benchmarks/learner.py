@@ -5,8 +5,9 @@ side "per micro-batch" is "group trees" where each micro-batch computes its rows
 
 All sides train the same tokens to the same loss; what differs is how often a conversation and a task's prompt are
 forwarded. TFLOP/s are the model's: 6 x parameters x forwarded tokens; over the device's peak (989 dense in bfloat16 on
-an H100) they are its utilisation. Memory is the largest that a process of its own held for one update, beyond what it
-held before: model, data and libraries.
+an H100) they are its utilisation. Memory is the largest that a process of its own held for one update, or for the last
+of `--updates`, beyond what it held before the first: model, data and libraries. From the second on, AdamW's moments
+are there from the beginning.
 """
 
 from __future__ import annotations
@@ -191,11 +192,14 @@ def _peak_bytes(arguments: argparse.Namespace, turns: int, side: str) -> int:
     learner, rows = prepare(arguments, turns, [side], device)[side]
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
-        learner.update(rows, lr_scale=0.0)
+        for _ in range(arguments.updates):
+            torch.cuda.reset_peak_memory_stats(device)
+            learner.update(rows, lr_scale=0.0)
         return torch.cuda.max_memory_allocated(device) - before
     before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
-    learner.update(rows, lr_scale=0.0)
+    for _ in range(arguments.updates):
+        Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
+        learner.update(rows, lr_scale=0.0)
     return _resident("VmHWM") - before
 
 
@@ -220,6 +224,7 @@ def main() -> None:
     parser.add_argument("--observation", type=int, default=16, help="tokens between two answers")
     parser.add_argument("--max-tokens-per-microbatch", type=int, help="the learner's default unless given")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train an adapter instead of all weights")
+    parser.add_argument("--updates", type=int, default=1, help="whose last one's memory is measured")
     parser.add_argument("--formula", action="store_true", help="also print the memory that the formula predicts")
     parser.add_argument("--autocast", choices=["bfloat16", "float32"], help="the learner's default unless given")
     parser.add_argument("--threads", type=int, help="torch threads on CPU")

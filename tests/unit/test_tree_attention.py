@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 import torch
 from device import DEVICE
 from tiny_learner import CPU, SHAPE, learner
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Gemma2Config,
@@ -49,6 +51,30 @@ def dense(query: Any, key: Any, value: Any, sees: torch.Tensor) -> torch.Tensor:
     key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
     scores = (query @ key.transpose(-1, -2)) / math.sqrt(query.shape[-1])
     return (scores.masked_fill(~sees, -math.inf).softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.slow
+def test_flex_attention_stays_compiled_for_more_kinds_of_passes_than_torch_allows():
+    """Of 8 by default; the ninth and all later ones would hold the scores of all queries and keys. Seen on a GPU."""
+    compiled = 0
+
+    def compile_as_it_is(graph: Any, _: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph
+
+    attend: Any = torch.compile(flex_attention, backend=compile_as_it_is)
+    mask = create_block_mask(lambda _b, _h, query, key: key <= query, None, None, 128, 128, device="cpu")
+    kinds = list(itertools.product((torch.float32, torch.bfloat16, torch.float16), (True, False), (1, 2)))[:9]
+    torch._dynamo.reset()
+    try:
+        for dtype, grad, groups in kinds:
+            query, key = torch.zeros(1, 2, 128, 8, dtype=dtype), torch.zeros(1, 2 // groups, 128, 8, dtype=dtype)
+            with torch.set_grad_enabled(grad):
+                attend(query, key, key, block_mask=mask, enable_gqa=groups > 1)
+    finally:
+        torch._dynamo.reset()
+    assert compiled == len(kinds) == 9
 
 
 @pytest.mark.parametrize("kept", [0, 20], ids=["whole", "kept"])

@@ -35,16 +35,18 @@ def batch(of: list[dict[str, Any]], options: dict[str, Any]) -> Any:
     return tu.get_tensordict({**tensors, **texts}, {**always, **options})
 
 
-def engine(model: str, library: str | None, lora_rank: int = 0) -> Any:
+def engine(
+    model: str, library: str | None, lora_rank: int = 0, *, computed: str = "fp32", attention: str = "sdpa"
+) -> Any:
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import FSDPEngineWithLMHead
 
-    precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+    precision = {"param_dtype": computed, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     made = FSDPEngineWithLMHead(
         HFModelConfig(
-            path=model, external_lib=library, use_remove_padding=False,
-            override_config={"attn_implementation": "sdpa"},
+            path=model, external_lib=library, use_remove_padding=attention != "sdpa",
+            override_config={"attn_implementation": attention},
             enable_gradient_checkpointing=True, lora_rank=lora_rank, target_modules="all-linear",
         ),
         FSDPEngineConfig(

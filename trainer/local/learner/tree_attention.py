@@ -30,6 +30,9 @@ BLOCK = 128
 TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-4, 0.06
 """Largest difference of logits or gradients, relative to the largest of them, in float32 and in fewer bits."""
 
+# FlexAttention compiles once per model, dtype, GPU and kind of pass; beyond this number it computes all scores at once.
+torch._dynamo.config.cache_size_limit = 64
+
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -205,16 +208,9 @@ class _TreeAttention(torch.autograd.Function):
         for first, last, first_key, last_key in ctx.blocks:
             queries, keys = slice(first, last), slice(first_key, last_key)
             parts = _backward(
-                grad[:, :, queries],
-                query[:, :, queries],
-                key[:, :, keys],
-                value[:, :, keys],
-                out[:, :, queries],
-                lse[:, :, queries],
-                0.0,
-                first == first_key,
-                scale=ctx.scale,
-            )
+                grad[:, :, queries], query[:, :, queries], key[:, :, keys], value[:, :, keys], out[:, :, queries],
+                lse[:, :, queries], 0.0, first == first_key, scale=ctx.scale,
+            )  # fmt: skip
             for total, part, where in zip(grads, parts, (queries, keys, keys), strict=True):
                 total[:, :, where] += part
         d_query, d_key, d_value = (g.to(x.dtype) for g, x in zip(grads, (query, key, value), strict=True))
