@@ -96,6 +96,23 @@ with loading.LoadingProgress(print) as progress:
     assert "downloading x.bin: 0.0 of 2.0 MB" in done.stdout
 
 
+def test_bars_of_torchs_compiler_are_called_what_they_are() -> None:
+    program = """
+import time
+import torch
+from torch import fx
+from agl.trainer.local import loading
+
+loading.SECONDS = 0.05
+with loading.LoadingProgress(print):
+    fx.Interpreter(fx.symbolic_trace(torch.nn.ReLU())).run(torch.zeros(1))
+    time.sleep(0.5)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=os.environ)
+    assert "compiling kernels\n" in done.stdout
+    assert "Interpreter" not in done.stdout
+
+
 def test_a_line_that_was_printed_before_is_no_news(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w+") as log:
         lines = loading.NewLines(log)

@@ -139,6 +139,8 @@ class _Bar:
         self.what, self.is_bytes, self.total, self.done = what, is_bytes, total, 0.0
 
     def __str__(self) -> str:
+        if self.what in ("Interpreter", "Inductor Compilation"):  # torch's, while it compiles FlexAttention
+            return "compiling kernels"
         if not self.is_bytes:
             return f"{self.what or 'loading'}: {self.done:.0f}{'' if self.total is None else f' of {self.total:.0f}'}"
         total = "" if self.total is None else f" of {self.total / 1e6:.1f}"
