@@ -17,12 +17,11 @@ if [ -n "$bundle" ]; then
     if [ ! -f "$unpacked/done" ]; then
         mkdir -p "$unpacked"
         cat "$bundle"/bundle.tar.xz.* | tar -x -J -C "$unpacked"
-        # Beside the interpreter's own packages, of which torch is one, wherever they are.
-        "$python" -m pip install --quiet --no-deps --target "$unpacked/site" "$unpacked"/wheels/*.whl
         touch "$unpacked/done"
     fi
-    site="$unpacked/site:"
-    rest+=(--model "$unpacked/$(basename "$unpacked"/*.gguf)")
+    site="$unpacked/site:"  # before the interpreter's own packages, of which torch is one
+    rest+=(--model "$(echo "$unpacked"/downloads/*.gguf)")
+    export AGL_CACHE="$unpacked"
 fi
 export PYTHONPATH="$site$PWD/.src"
 [[ " ${rest[*]} " == *" --cpu "* ]] || export AGL_TEST_DEVICE=cuda
