@@ -99,7 +99,9 @@ def train(
     directory.mkdir(parents=True, exist_ok=True)
     policy = start(directory, model, imitated, files["val"])
     for name, tasks in files.items():
-        (directory / f"{name}.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks), encoding="utf-8")
+        file, text = directory / f"{name}.jsonl", "".join(f"{json.dumps(task)}\n" for task in tasks)
+        if not file.is_file() or file.read_text("utf-8") != text:  # another process's run may be reading it
+            file.write_text(text, encoding="utf-8")
     fixed = {
         **SETTINGS,
         "threads": threads,
