@@ -17,7 +17,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import agl
@@ -89,9 +89,7 @@ def start(directory: Path, model: str | None, imitated: int, heldout: Sequence[T
     return policy
 
 
-def train(
-    directory: Path, seeds: Iterable[int], only: Sequence[str], threads: int, *, model: str | None, short: bool
-) -> None:
+def train(directory: Path, seeds: int, only: Sequence[str], threads: int, *, model: str | None, short: bool) -> None:
     """All runs, or those that change one of `only`, each by `agl sweep`; those that have ended are not made again."""
     chosen = [change for change in CHANGES if not only or changed(change) in only]
     imitated, heldout, steps, changes = (4, 4, 1, CHANGES[-1:]) if short else (IMITATED, HELDOUT, STEPS, chosen)
@@ -119,7 +117,7 @@ def train(
     kept = ended(KEPT)
     if short or kept.get("start") != found(directory)["start"]:  # another model, or a processor that rounds otherwise
         kept = {}
-    for seed, change in itertools.product(seeds, changes):
+    for seed, change in itertools.product(range(seeds), changes):
         if (name := place_of(USUAL | change, seed)) not in kept:
             sweep(arguments, [f"{n}={value}" for n, value in (USUAL | change).items()], [seed], directory / "runs")
             for weights in ("policy", "checkpoints"):
@@ -184,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.save:
         save(directory, options.save)
     elif not options.table:
-        train(directory, range(options.seeds), options.only, options.threads, model=options.model, short=options.short)
+        train(directory, options.seeds, options.only, options.threads, model=options.model, short=options.short)
     print(table(ended(options.save) if options.save else found(directory)))
 
 
