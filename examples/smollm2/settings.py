@@ -158,7 +158,10 @@ def table(rewards: Mapping[str, float]) -> str:
         percent = [100 * rewards[run] for run in sorted(rewards) if run.startswith(name)]
         if not percent:
             continue
-        interval = ", {:.1f} to {:.1f}".format(*mean_interval(percent)) if len(percent) > 2 else ""
+        interval = ""
+        if len(percent) > 2:
+            low, high = mean_interval(percent)
+            interval = f", {max(low, 0.0):.1f} to {min(high, 100.0):.1f}"
         what = ", ".join(f"`{name}={value}`" for name, value in change.items()) or "nothing"
         mean = f"{sum(percent) / len(percent):.1f} %{interval}"
         lines.append(f"| {what} | {len(percent)} | {mean} | {', '.join(f'{r:.0f}' for r in percent)} |")

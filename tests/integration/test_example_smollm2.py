@@ -160,6 +160,12 @@ def test_its_recipe_runs_to_the_end(
     assert (Path(facts["policy"]) / "chat_template.jinja").is_file()
 
 
+def test_no_interval_of_a_success_rate_leaves_0_to_100() -> None:
+    change = settings.USUAL | {"learning_rate": "5e-5"}
+    runs = {settings.place_of(change, seed): reward for seed, reward in enumerate((0.89, 0.9, 0.98))}
+    assert "| 3 | 92.3 %, 80.1 to 100.0 | 89, 90, 98 |" in settings.table(runs)
+
+
 @pytest.mark.slow
 @pytest.mark.night
 def test_settings_are_compared_run_by_run(
