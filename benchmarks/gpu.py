@@ -51,11 +51,8 @@ def parts(cpu: bool, model: str | None, work: Path) -> dict[str, tuple[str, ...]
     if model is not None:
         real = ("quickstart", "--real", "--model", model, "--directory", str(work / "smollm2"))
         found["smollm2"] = (*agl, *real, *small)
-    if model is not None and not cpu:
-        found |= {
-            f"service.{seed}": ("-m", "examples.smollm2", "service", "--seed", str(seed), "--model", model, "--save")
-            for seed in range(3)
-        }
+        service = ("-m", "examples.smollm2", "service", "--model", model, "--save", "--seed")
+        found |= {f"service.{seed}": (*service, str(seed)) for seed in range(0 if cpu else 3)}
     return found
 
 

@@ -15,9 +15,15 @@ python="${PYTHON:-python3}"
 if [ -n "$bundle" ]; then
     unpacked="$bundle/unpacked"
     if [ ! -f "$unpacked/done" ]; then
+        compgen -G "$bundle/bundle.tar.xz.*" >/dev/null || { echo "gpu.sh: no bundle.tar.xz.* in $bundle" >&2; exit 1; }
         mkdir -p "$unpacked"
         cat "$bundle"/bundle.tar.xz.* | tar -x -J -C "$unpacked"
         touch "$unpacked/done"
+    fi
+    found="$("$python" -c 'import sys; print(sys.implementation.cache_tag)')" packed="$(cat "$unpacked/python")"
+    if [ "$found" != "$packed" ]; then
+        echo "gpu.sh: the bundle was packed for $packed, and $python is $found: name another with PYTHON=" >&2
+        exit 1
     fi
     site="$unpacked/site:"  # before the interpreter's own packages, of which torch is one
     rest+=(--model "$(echo "$unpacked"/downloads/*.gguf)")

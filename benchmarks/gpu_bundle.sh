@@ -33,6 +33,7 @@ done <"$have"
 # Unpacked, they take two thirds of the room.
 "$python" -m pip install --quiet --no-deps --no-compile --target "$work/site" "$work"/wheels/*.whl
 rm -r "$work/wheels" "$work/requirements.txt"
+"$python" -c 'import sys; print(sys.implementation.cache_tag)' >"$work/python"
 PYTHONPATH="$PWD/.src:$PWD" python3 - "$work/downloads" <<'PYTHON'
 import shutil, sys, zipfile
 from pathlib import Path

@@ -186,6 +186,11 @@ def main() -> None:
     if options.side:
         serve(options.model, options.side, options.device)
         return
+    if options.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("--device cuda: torch finds no GPU")
     with tempfile.TemporaryDirectory() as scratch:
         if options.model is None:
             from learner import SIZES
