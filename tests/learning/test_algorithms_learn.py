@@ -15,6 +15,10 @@ from agl.mdp.types import Call, FinishReason, Reward, Trajectory, Transition
 from agl.trainer.objectives.advantages import FLAT, compute_advantages
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
+from agl.trainer.report.explain import render
+from agl.trainer.report.rollout_report import RolloutReport, describe
+from agl.trainer.store.base import Store
+from agl.trainer.store.location import read_store
 
 GAIN = 0.2
 """Held-out success must rise by this much."""
@@ -94,6 +98,18 @@ def test_steps_whose_rewards_are_all_the_same_go_by_without_an_update(
         assert entry["train/zero_variance_groups"] == 1 + resampled
     printed = capsys.readouterr().err
     assert [f"step {n}: no update" in printed for n in (1, 2, 3)] == [True, True, False]
+
+    async def reports(store: Store) -> list[RolloutReport]:
+        return [await describe(store, r.rollout_id) for r in await store.query_rollouts()]
+
+    found = read_store(result.store, reports)
+    assert len(found) == 4 * (1 + resampled)
+    for report in found:
+        [call] = report.calls
+        assert call.trained is not None
+        assert (call.trained.tokens, any(token.trained for token in call.tokens)) == (0, False)
+        why = FLAT if kind is agl.DAPO else "the step made no update"
+        assert f"not trained in step {call.trained.step}: {why}" in " ".join(render(report).split())
 
 
 def test_answers_that_were_all_cut_off_are_not_taken_for_equal_ones() -> None:

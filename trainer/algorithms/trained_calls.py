@@ -32,11 +32,11 @@ async def record(
     step: int,
 ) -> None:
     """Write to the store what the step made of every call: its row, return, advantage and trained tokens; and the new
-    versions of the policies that were updated, which are those with `metrics`."""
+    versions of the policies that were updated, which are those with `metrics`: calls of others were not trained."""
     row_of: dict[str, int] = {}
     tokens: dict[str, int] = {}
-    for policy_rows in rows.values():
-        for i, row in enumerate(policy_rows):
+    for name in metrics:
+        for i, row in enumerate(rows[name]):
             trained_C = np.bincount(row.calls[row.action_mask], minlength=len(row.call_ids))
             row_of |= dict.fromkeys(row.call_ids, i)
             tokens |= zip(row.call_ids, trained_C.tolist(), strict=True)
@@ -54,7 +54,7 @@ async def record(
                 return_=c.return_,
                 advantage=c.advantage,
                 tokens=tokens.get(c.call_id, 0),
-                dropped=c.dropped,
+                dropped=c.dropped or (None if c.policy in metrics else "the step made no update"),
             )
             for c in calls
             if c.policy is not None and c.policy in versions

@@ -217,12 +217,11 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
     if report.return_ is not None:
         advantage = f"   advantage {trained.advantage:+.3f}" if trained else ""
         body.append(Text(f"return    {report.return_:g}{advantage}", style="bold"))
-    if trained:
-        tokens = sum(t.trained for t in report.tokens)
+    if trained and trained.dropped:
+        body.append(Text(f"not trained in step {trained.step}: {trained.dropped}", style="bold"))
+    elif trained:
         row = f", row {trained.sequence} of its policy's batch" if trained.sequence is not None else ""
-        body.append(Text(f"trained   {tokens} tokens in step {trained.step}{row}", style="bold"))
-        if trained.dropped:
-            body.append(Text(f"not trained: {trained.dropped}", style="bold"))
+        body.append(Text(f"trained   {trained.tokens} tokens in step {trained.step}{row}", style="bold"))
     versions = " to ".join(f"v{v}" for v in dict.fromkeys([call.policy_version, call.newest_version]))
     policy = f"policy {call.policy} {versions}" if call.policy else "not trained"
     return Panel(
