@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,9 +22,12 @@ CAUSES: Final = {
     "length": "its answer was cut at its longest",
     "unparsable": "its framework could not parse its answer",
     "turns": "it used up its turns",
+    "context": "its conversation outgrew the context (max_context)",
     "limit": "what it ran exceeded a limit of its sandbox",
 }
 """The causes, and what each says of an agent."""
+CONTEXT_LENGTH: Final = "context_length_exceeded"
+"""What the recorded error of a call begins with whose prompt did not fit into the context; OpenAI's code."""
 READING: Final = "reading"
 """What is said of an exception that reading an answer raises: it is the policy's where the answer was cut."""
 _SHOWN = 160
@@ -69,24 +72,28 @@ def find_fault(index: SpanIndex) -> Fault | None:
     """The policy fault behind an agent's exception; None if the agent did not raise, or no policy caused it.
 
     An exception is the policy's if its framework's adapter names its class, and after an answer that was cut also if
-    reading a text raises such (`agl.agents.registry.answer_error_cause`). Any other is the agent's own or its
-    surroundings', whatever the answer looked like.
+    reading a text raises such (`agl.agents.registry.answer_error_cause`). It is also the policy's, whatever it is, if
+    the agent's last call no longer fitted into the context, and calls before it did. Any other is the agent's own or
+    its surroundings', whatever the answer looked like.
     """
     root = index.root
     if root is None or semconv.AGENT_ERROR not in root.attributes:
         return None
     error = str(root.attributes[semconv.AGENT_ERROR])
-    call = _last_call(index, root, error)
+    calls, cause = _calls(index, root, error), root.attributes.get(semconv.AGENT_ERROR_CAUSE)
+    call = calls[0] if calls else None
+    if call is not None and (call.error or "").startswith(CONTEXT_LENGTH):
+        call, cause = next((c for c in calls if c is not None and c.error is None), None), "context"
     if call is None or call.policy is None or call.error is not None:
         return None
-    cause = root.attributes.get(semconv.AGENT_ERROR_CAUSE)
-    if cause not in (None, "limit") and call.finish_reason == "length":
+    if cause not in (None, "limit", "context") and call.finish_reason == "length":
         cause = "length"
     return None if cause in (None, READING) else Fault(str(cause), call.agent, call.id, error)
 
 
-def _last_call(index: SpanIndex, root: Span, error: str) -> Call | None:
-    """The last call of the agent that raised this error: of the innermost agent's span that it left."""
+def _calls(index: SpanIndex, root: Span, error: str) -> Sequence[Call | None]:
+    """The calls of the agent that raised this error, latest first: of the innermost agent's span that it left. None is
+    one that was not recorded."""
     left = [
         s
         for s in index.spans.values()
@@ -95,9 +102,8 @@ def _last_call(index: SpanIndex, root: Span, error: str) -> Call | None:
     raised_in = left[0] if left else root
     chats = [s for s in index.spans.values() if s.operation == semconv.CHAT]
     if not chats:
-        return index.calls[-1] if index.calls else None
+        return index.calls[::-1]
     agent_spans = ((s for s in index.upwards(c.parent_id) if s.operation == semconv.INVOKE_AGENT) for c in chats)
     own = [chat for chat, above in zip(chats, agent_spans, strict=True) if next(above, None) is raised_in]
     within = [s for s in chats if index.within(s.span_id, raised_in.span_id)]
-    last = next(reversed(own or within), None)
-    return None if last is None else index.by_span.get(last.span_id)
+    return [index.by_span.get(s.span_id) for s in reversed(own or within)]

@@ -223,6 +223,73 @@ def test_an_answer_of_a_frozen_agent_is_nobodys_fault(tmp_path: Path) -> None:
             fit(tmp_path, [CUT], writer, agents=["writer"])
 
 
+def talks_on(task: Any, llm: agl.LLM) -> float:
+    """An agent that goes on until an answer has an end; each new prompt holds all that was answered before."""
+    import openai
+
+    client = openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
+    while True:
+        answer = client.chat.completions.create(model=llm.model, messages=messages)
+        said = answer.choices[0].message.content or ""
+        if len(said) < 100:
+            return float(len(said))
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
+
+
+def never_ending(nth: int) -> Any:
+    """A script in which the nth rollout never ends an answer, and the others do with their first."""
+    begun = itertools.count()
+    rollout = -1
+
+    def script(asked: Asked) -> Any:
+        nonlocal rollout
+        if asked.prompt_ids.size < 200:
+            rollout = next(begun)
+        return CUT if rollout == nth else "ab" + "c" * rollout
+
+    return script
+
+
+def test_a_conversation_that_outgrows_the_context_has_the_lowest_reward_of_its_group(tmp_path: Path) -> None:
+    algorithm = ScriptedRollouts(never_ending(1), group_size=4)
+    trainer = agl.Trainer(algorithm, directory=tmp_path, n_workers=1, progress=False)  # type: ignore[arg-type]
+    trainer.fit(agl.rollout(talks_on), [{"question": "q"}])
+    assert sorted(algorithm.rewards) == [2.0, 2.0, 4.0, 5.0]
+    [(index, fault)] = [(i, f) for i, f in enumerate(faults(tmp_path)) if f is not None]
+    assert (fault.cause, fault.agent) == ("context", "talks_on")
+    assert "leaves no room in a context of 4096" in fault.error
+    *sampled, refused = algorithm.calls[index]
+    assert len(sampled) > 4
+    assert (refused.finish_reason, (refused.error or "").partition(":")[0]) == ("error", "context_length_exceeded")
+    assert fault.call_id == sampled[-1].id
+    assert [t.call.id for t in algorithm.trajectories[index].transitions if t.trainable] == [c.id for c in sampled]
+    assert [len(of) for of in attempts(tmp_path)] == [1] * 4
+
+
+def test_a_first_prompt_that_does_not_fit_is_nobodys_fault(tmp_path: Path) -> None:
+    with pytest.raises(RolloutError, match="leaves no room in a context of 4096"):
+        fit(tmp_path, ["abc"], agl.rollout(talks_on), tasks=[{"question": "q" * 20_000}], max_attempts=1)
+    assert faults(tmp_path) == [None] * 4
+
+
+def test_an_agent_that_copes_with_a_full_context_earns_its_own_reward(tmp_path: Path) -> None:
+    import openai
+
+    @agl.rollout
+    def copes(task: Any, llm: agl.LLM) -> float:
+        try:
+            return talks_on(task, llm)
+        except openai.BadRequestError:
+            return 7.0
+
+    algorithm = ScriptedRollouts(never_ending(0), group_size=2)
+    trainer = agl.Trainer(algorithm, directory=tmp_path, n_workers=1, progress=False)  # type: ignore[arg-type]
+    trainer.fit(copes, [{"question": "q"}])
+    assert sorted(algorithm.rewards) == [3.0, 7.0]
+    assert faults(tmp_path) == [None, None]
+
+
 def test_where_every_rollout_was_cut_all_have_the_same_reward(tmp_path: Path) -> None:
     assert fit(tmp_path, [CUT]).rewards == [0.0] * 4
 

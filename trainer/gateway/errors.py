@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from agl.errors import AglError, ContextLengthError, EngineError
+from agl.mdp.faults import CONTEXT_LENGTH
 
 log = logging.getLogger("agl.gateway")
 
@@ -37,13 +38,18 @@ def invalid_key(rollout_id: str, attempt: int) -> RequestError:
     )
 
 
+def prompt_too_long(message: str) -> RequestError:
+    """The refusal of a prompt that does not fit into the context; `agl.mdp.faults` knows it by its code."""
+    return RequestError(400, message, code=CONTEXT_LENGTH, param="messages")
+
+
 def refusal(error: Exception) -> RequestError:
     """An error as the client gets it."""
     match error:
         case RequestError():
             return error
         case ContextLengthError():
-            return RequestError(400, error.message, code="context_length_exceeded", param="messages")
+            return prompt_too_long(error.message)
         case EngineError():
             return RequestError(503, error.message, code="engine_error")
         case AglError():

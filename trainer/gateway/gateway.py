@@ -17,6 +17,7 @@ from typing import Any
 
 from agl.errors import GatewayError
 from agl.extras import install_line
+from agl.mdp.faults import CONTEXT_LENGTH
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
@@ -33,7 +34,7 @@ from agl.trainer.gateway.calls import (
     rendered_prompt,
     request_record,
 )
-from agl.trainer.gateway.errors import RequestError, invalid_key, refusal
+from agl.trainer.gateway.errors import RequestError, invalid_key, prompt_too_long, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.sessions import SessionMatch
 from agl.trainer.http.auth import key_of, matches
@@ -414,6 +415,7 @@ class Gateway:
         pending.recorded = True
         pending.access.pending.discard(pending)
         cancelled = pending.cancel_cause is not None or not isinstance(error, RequestError)
+        why = f"{CONTEXT_LENGTH}: {error}" if getattr(error, "code", None) == CONTEXT_LENGTH else str(error)
         empty = int_array([])
         for choice in choices or [Choice(0, empty, empty, [], [])]:
             if not choice.recorded:
@@ -425,7 +427,7 @@ class Gateway:
                     logprobs=float_array(choice.logprobs),
                     finish_reason="cancelled" if cancelled else "error",
                     request=request_record(request, content=self.capture_content) if request else {},
-                    error=str(error) or "cancelled by the client",
+                    error=why or "cancelled by the client",
                 )
 
 
@@ -442,12 +444,9 @@ def _sampling(served: ServedPolicy, rules: SamplingRules, requested: Sampling, p
     """
     room = served.engine.max_context - prompt_tokens
     if room < 1:
-        raise RequestError(
-            400,
+        raise prompt_too_long(
             f"the prompt has {prompt_tokens} tokens, which leaves no room in a context of "
-            f"{served.engine.max_context}; shorten the history or train a model with a longer context",
-            code="context_length_exceeded",
-            param="messages",
+            f"{served.engine.max_context}; shorten the history or train a model with a longer context"
         )
     bound = room if rules.max_tokens is None else min(room, rules.max_tokens)
     return Sampling(

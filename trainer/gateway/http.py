@@ -19,7 +19,7 @@ from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
 from agl.trainer.gateway.access import Access, PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply
 from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
-from agl.trainer.gateway.errors import RequestError, refusal
+from agl.trainer.gateway.errors import RequestError, prompt_too_long, refusal
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.auth import key_of
 from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
@@ -183,12 +183,9 @@ def _too_large(size: int, limits: Limits, max_context: int) -> RequestError | No
         )
     longest = max_context * limits.bytes_per_token + _OTHER_BYTES
     if size > longest:
-        return RequestError(
-            400,
+        return prompt_too_long(
             f"the request has {size} bytes; even with {limits.bytes_per_token} bytes in a token it does not fit into a "
-            f"context of {max_context} tokens: shorten the history; {setting('bytes_per_token')}",
-            code="context_length_exceeded",
-            param="messages",
+            f"context of {max_context} tokens: shorten the history; {setting('bytes_per_token')}"
         )
     return None
 

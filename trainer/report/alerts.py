@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agl.mdp.faults import CAUSES
+
 Entry = Mapping[str, Any]
 
 ENTROPY_SHARE = 0.1
@@ -20,15 +22,10 @@ LOST_SHARE = 0.2
 
 NAMES = (
     "train/rollouts", "train/groups", "train/zero_variance_groups", "train/failed_rollouts",
-    "train/policy_faults/length", "train/policy_faults/turns", "train/policy_faults/unparsable",
-    "train/policy_faults/limit",
+    *(f"train/policy_faults/{cause}" for cause in CAUSES),
     "learner/entropy", "learner/approx_kl", "val/reward", "val/reward_low", "val/reward_high",
 )  # fmt: skip
 """The numbers that the rules read; those of the learner also after the name of a policy."""
-_FAULTS = {
-    "length": "were cut at the token limit", "turns": "ran out of turns", "unparsable": "could not be parsed",
-    "limit": "made what they ran exceed a limit",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +81,10 @@ class Watch:
             yield "flat", "", "train/zero_variance_groups", text
         if rollouts and failed / rollouts > LOST_SHARE:
             yield "failed", "", "train/failed_rollouts", f"{failed:.0f} of {rollouts:.0f} rollouts failed"
-        for cause, what in _FAULTS.items():
+        for cause, what in CAUSES.items():
             number = f"train/policy_faults/{cause}"
             if rollouts and (n := entry.get(number) or 0) / rollouts > LOST_SHARE:
-                yield "faults", "", number, f"{n:.0f} of {rollouts:.0f} rollouts ended because answers {what}"
+                yield "faults", "", number, f"the policy ended {n:.0f} of {rollouts:.0f} rollouts: {what}"
         for number, value in entry.items():
             policy, learner, name = number.rpartition("learner/")
             if not learner or not _finite(value):
