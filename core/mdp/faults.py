@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,10 +80,10 @@ def find_fault(index: SpanIndex) -> Fault | None:
     if root is None or semconv.AGENT_ERROR not in root.attributes:
         return None
     error = str(root.attributes[semconv.AGENT_ERROR])
-    calls, cause = _calls(index, root, error), root.attributes.get(semconv.AGENT_ERROR_CAUSE)
-    call = calls[0] if calls else None
+    call, cause = _last_call(index, root, error), root.attributes.get(semconv.AGENT_ERROR_CAUSE)
     if call is not None and (call.error or "").startswith(CONTEXT_LENGTH):
-        call, cause = next((c for c in calls if c is not None and c.error is None), None), "context"
+        answered = [c for c in index.calls if c.agent == call.agent and c.error is None]
+        call, cause = (answered[-1] if answered else None), "context"
     if call is None or call.policy is None or call.error is not None:
         return None
     if cause not in (None, "limit", "context") and call.finish_reason == "length":
@@ -91,9 +91,8 @@ def find_fault(index: SpanIndex) -> Fault | None:
     return None if cause in (None, READING) else Fault(str(cause), call.agent, call.id, error)
 
 
-def _calls(index: SpanIndex, root: Span, error: str) -> Sequence[Call | None]:
-    """The calls of the agent that raised this error, latest first: of the innermost agent's span that it left. None is
-    one that was not recorded."""
+def _last_call(index: SpanIndex, root: Span, error: str) -> Call | None:
+    """The last call of the agent that raised this error: of the innermost agent's span that it left."""
     left = [
         s
         for s in index.spans.values()
@@ -102,8 +101,9 @@ def _calls(index: SpanIndex, root: Span, error: str) -> Sequence[Call | None]:
     raised_in = left[0] if left else root
     chats = [s for s in index.spans.values() if s.operation == semconv.CHAT]
     if not chats:
-        return index.calls[::-1]
+        return index.calls[-1] if index.calls else None
     agent_spans = ((s for s in index.upwards(c.parent_id) if s.operation == semconv.INVOKE_AGENT) for c in chats)
     own = [chat for chat, above in zip(chats, agent_spans, strict=True) if next(above, None) is raised_in]
     within = [s for s in chats if index.within(s.span_id, raised_in.span_id)]
-    return [index.by_span.get(s.span_id) for s in reversed(own or within)]
+    last = next(reversed(own or within), None)
+    return None if last is None else index.by_span.get(last.span_id)
