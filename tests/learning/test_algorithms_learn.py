@@ -108,6 +108,7 @@ def test_steps_whose_rewards_are_all_the_same_go_by_without_an_update(
         [call] = report.calls
         assert call.trained is not None
         assert (call.trained.tokens, any(token.trained for token in call.tokens)) == (0, False)
+        assert [row.trained for row in report.rows] == [0]
         why = FLAT if kind is agl.DAPO else "the step made no update"
         assert f"not trained in step {call.trained.step}: {why}" in " ".join(render(report).split())
 

@@ -257,7 +257,7 @@ async def describe(
         rewards=[r for r, call_id in attempt_trajectory.credited if call_id is None],
         total_reward=attempt_trajectory.reward,
         calls=[report(call) for call in calls],
-        rows=_rows(attempt_trajectory, by_id),
+        rows=_rows(attempt_trajectory, by_id, trained),
         tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
         provider_calls=_provider_calls([s for s in spans if s.operation == semconv.CHAT and s.span_id not in recorded]),
         fault=attempt_trajectory.fault,
@@ -285,16 +285,17 @@ def _provider_calls(chats: Sequence[Span]) -> list[ProviderCall]:
     return provider_calls
 
 
-def _rows(attempt_trajectory: AttemptTrajectory, calls: Mapping[str, Call]) -> list[RowReport]:
+def _rows(
+    attempt_trajectory: AttemptTrajectory, calls: Mapping[str, Call], trained: Mapping[str, TrainedCall]
+) -> list[RowReport]:
     """The training rows of each policy; advantages are of no matter for their shape."""
     rows = []
     for policy, trajectory in attempt_trajectory.trajectories.items():
         for row in merge(trajectory, dict.fromkeys((t.call.id for t in trajectory.transitions), 0.0)):
             merged = [calls[call_id] for call_id in row.call_ids]
             unmerged = sum(call.ids.size for call in merged)
-            rows.append(
-                RowReport(policy, [call.index for call in merged], len(row), row.n_actions, unmerged, row.is_chain)
-            )
+            tokens = sum(trained[id].tokens for id in row.call_ids if id in trained) if trained else row.n_actions
+            rows.append(RowReport(policy, [c.index for c in merged], len(row), tokens, unmerged, row.is_chain))
     return rows
 
 
