@@ -95,7 +95,7 @@ def test_steps_whose_rewards_are_all_the_same_go_by_without_an_update(
     for step, entry in enumerate(result.history, 1):
         assert (entry["step"], entry["train/updated_policies"], entry["policy_version"]) == (step, 0, 0)
         assert (entry["train/reward"], entry["train/resampled_tasks"]) == (1.0, resampled)
-        assert entry["train/zero_variance_groups"] == 1 + resampled
+        assert (entry["train/zero_variance_groups"], entry["train/trained_rollouts"]) == (1 + resampled, 0)
     printed = capsys.readouterr().err
     assert [f"step {n}: no update" in printed for n in (1, 2, 3)] == [True, True, False]
 

@@ -109,7 +109,7 @@ def facts(
         entry = _of_rollouts(sample, worth) | _staleness(worth, before)
     entry |= {
         "train/updated_policies": len(metrics),
-        "train/trained_rollouts": len({t.rollout_id for t in worth.trajectories}),
+        "train/trained_rollouts": len({t.rollout_id for t in worth.trajectories if metrics.keys() & t.policies}),
         **merge_counts(merged),
     }
     for name, version in policies.versions.items():
