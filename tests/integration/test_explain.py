@@ -16,6 +16,7 @@ from langchain.tools import tool
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI
+from paths import ROOT
 
 import agl
 from agl.adapters.langchain import LangChainTracer
@@ -87,6 +88,20 @@ def test_what_is_printed(trained: agl.Result, capsys: pytest.CaptureFixture[str]
     again = agl.explain(first.rollout_id[:14], trained.directory)
     assert again.rollout_id == first.rollout_id
     assert "speaker" in capsys.readouterr().out
+
+
+def test_the_readme_shows_what_is_printed(trained: agl.Result) -> None:
+    """Its lines on what was trained, but for the numbers."""
+
+    def forms(text: str) -> set[str]:
+        lines = (re.sub(r"[+-]?\d+(\.\d+)?", "0", line).strip("│ ") for line in text.splitlines())
+        return {line for line in lines if line.startswith(("return ", "trained ", "policy  calls", "0 prompt tokens"))}
+
+    [shown] = re.findall(r"```\n(rollout ro-.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    first, printed = forms(shown), forms(render(_reports(trained)[0], width=100))
+    # The model of this test calls no tool, and continues no call.
+    assert len(first) == 5
+    assert {form for form in first if "continued" not in form and "tool_calls" not in form} <= printed
 
 
 @pytest.fixture(scope="module")
