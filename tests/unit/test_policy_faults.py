@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from agl.trainer.report.explain import render
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.run.faults import NAME, SOURCE, _lowest
 from agl.trainer.store import open_store
+from agl.trainer.store.location import read_store
 from agl.trainer.traces.choice import Candidate, choose
 from agl.trainer.traces.pairs import pairs
 
@@ -53,6 +55,11 @@ def fit(
     trainer = agl.Trainer(algorithm, directory=directory, n_workers=1, progress=False, **options)  # type: ignore[arg-type]
     trainer.fit(agent or agl.rollout(length_of), tasks or [{"question": "q"}])
     return algorithm
+
+
+def rollout_ids(directory: Path) -> list[str]:
+    rollouts = read_store(f"sqlite:///{directory / 'run.db'}", lambda store: store.query_rollouts())
+    return [rollout.rollout_id for rollout in rollouts]
 
 
 def faults(directory: Path) -> list[Fault | None]:
@@ -292,6 +299,25 @@ def test_an_agent_that_copes_with_a_full_context_earns_its_own_reward(tmp_path: 
 
 def test_where_every_rollout_was_cut_all_have_the_same_reward(tmp_path: Path) -> None:
     assert fit(tmp_path, [CUT]).rewards == [0.0] * 4
+
+
+@pytest.mark.full
+def test_a_group_that_policies_ended_whole_is_skipped_and_a_line_names_the_first(
+    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @agl.rollout
+    def never_satisfied(task: Any, llm: agl.LLM) -> float:
+        say(llm, task["question"])
+        raise NoAnswer("no end")
+
+    algorithm = agl.GRPO(model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_response_tokens=4)
+    agl.Trainer(algorithm, directory=tmp_path, n_workers=1).fit(never_satisfied, [{"question": "q"}])
+    printed = " ".join(capsys.readouterr().err.split())
+    found = re.search(
+        r"step 1: 1 group\(s\) skipped, .* every rollout \(2 length\); the first, (\S+): the policy's own", printed
+    )
+    assert found is not None
+    assert found[1] in rollout_ids(tmp_path)
 
 
 def test_a_group_without_another_rollout_gets_the_lowest_of_the_step(tmp_path: Path) -> None:

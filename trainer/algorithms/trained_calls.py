@@ -70,11 +70,11 @@ def note_useless(run: Run, sample: Sample, worth: StepAdvantages, step: int) -> 
             )
     skipped = {g: faults for g, faults in hopeless_groups(sample.results).items() if g in worth.flat_groups}
     if skipped:
-        causes = Counter(fault.cause for faults in skipped.values() for fault in faults)
+        causes = Counter(fault.cause for faults in skipped.values() for fault in faults.values())
+        rollout, fault = next(iter(next(iter(skipped.values())).items()))
         run.progress.note(
             f"step {step + 1}: {len(skipped)} group(s) skipped, as the policy itself ended every rollout "
-            f"({', '.join(f'{n} {cause}' for cause, n in causes.items())}); the first: "
-            f"{next(iter(skipped.values()))[0]}"
+            f"({', '.join(f'{n} {cause}' for cause, n in causes.items())}); the first, {rollout}: {fault}"
         )
 
 

@@ -102,14 +102,14 @@ def fault_counts(results: Sequence[RolloutResult], mode: str) -> dict[str, int]:
     return {f"{mode}/policy_faults": causes.total(), **by_cause}
 
 
-def hopeless_groups(results: Sequence[RolloutResult]) -> dict[str, list[Fault]]:
-    """The groups in which policies have ended every rollout that did not fail otherwise: there is no other to compare
-    with."""
-    faults: dict[str, list[Fault | None]] = defaultdict(list)
+def hopeless_groups(results: Sequence[RolloutResult]) -> dict[str, dict[str, Fault]]:
+    """The groups in which policies have ended every rollout that did not fail otherwise, so that there is no other to
+    compare with: the faults, by the rollouts' ids."""
+    faults: dict[str, dict[str, Fault | None]] = defaultdict(dict)
     for r in results:
         if r.attempt_trajectory is not None:
-            faults[r.rollout.group].append(r.attempt_trajectory.fault)
-    return {g: [f for f in fs if f is not None] for g, fs in faults.items() if all(f is not None for f in fs)}
+            faults[r.rollout.group][r.rollout.rollout_id] = r.attempt_trajectory.fault
+    return {g: {i: f for i, f in of.items() if f is not None} for g, of in faults.items() if all(of.values())}
 
 
 def _is_scored(result: RolloutResult) -> bool:
