@@ -2,7 +2,8 @@
 
 Such an attempt is no failure of the infrastructure. It is not repeated, its calls are trained like any others, and its
 reward is the lowest of its group. An exception counts only where the last call of the agent that raised was sampled by
-a policy: an answer of a frozen model, or of a provider, is never a policy's fault.
+a policy, or was refused because what a policy had sampled before it left no room in the context: an answer of a frozen
+model, or of a provider, is never a policy's fault.
 """
 
 from __future__ import annotations
