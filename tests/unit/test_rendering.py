@@ -197,12 +197,10 @@ def play(name: str, system: str | None, script: list[Any], tools: Any) -> list[s
             new = [{"role": "user", "content": what if isinstance(what, str) else said_after}]
         messages = [*messages, answer, *new]
         named = with_tool_names(messages)[-len(new) :]
-        arguments = (prompt, response, named, tools)
-        extended = model.extend(*arguments, history_has_system=system is not None)
-        why = model.fork_reason(*arguments, history_has_system=system is not None)
-        assert (extended is None) == (why is not None)
-        forks.append(why or "")
-        if extended is None:
+        extended = model.extend(prompt, response, named, tools, history_has_system=system is not None)
+        forks.append(extended if isinstance(extended, str) else "")
+        if isinstance(extended, str):
+            assert extended
             prompt = model.prompt(messages, tools).ids
             continue
         old = [*prompt, *response]
@@ -262,7 +260,7 @@ def test_results_are_shown_under_the_ids_that_the_model_wrote():
         {"role": "tool", "tool_call_id": f"minted-{i}", "name": "calculator", "content": str(i)} for i in range(2)
     ]
     extended = model.extend(prompt, response, results, TOOLS)
-    assert extended is not None
+    assert not isinstance(extended, str)
     shown = model.decode(extended[prompt.size + len(response) :])
     assert shown == "".join(
         f'[TOOL_RESULTS] {{"content": "{i}", "call_id": "sampled{i:02d}"}}[/TOOL_RESULTS]' for i in range(2)
@@ -279,12 +277,11 @@ def test_reasoning_is_continued_within_a_tool_cycle_and_forks_where_the_template
     assert answer["reasoning_content"] == "let me see"
     result = {"role": "tool", "tool_call_id": "call00000", "content": "2", "name": "calculator"}
     extended = model.extend(prompt, response, [result], TOOLS)
-    assert extended is not None
+    assert not isinstance(extended, str)
     assert model.decode(extended) == whole_text("qwen3", [*messages, answer, result], TOOLS)
     final = sample("qwen3", "Two.", "user")
     user = [{"role": "user", "content": "thanks"}]
-    assert model.extend(extended, final, user, TOOLS) is None
-    assert "drops reasoning" in str(model.fork_reason(extended, final, user, TOOLS))
+    assert "drops reasoning" in str(model.extend(extended, final, user, TOOLS))
 
 
 def test_a_prompt_that_opens_the_reasoning_block():
@@ -297,10 +294,10 @@ def test_a_prompt_that_opens_the_reasoning_block():
     assert json.loads(answer["tool_calls"][0]["function"]["arguments"]) == {"expression": "1"}
     result = {"role": "tool", "tool_call_id": "call00000", "content": "1", "name": "calculator"}
     extended = model.extend(prompt, response, [result], TOOLS)
-    assert extended is not None
+    assert not isinstance(extended, str)
     assert model.decode(extended) == whole_text("qwen35", [*messages, answer, result], TOOLS)
     cut = sample("qwen35", "hm, let me", "tool", cut=True)
-    assert "cut short inside its reasoning" in str(model.fork_reason(prompt, cut, [result], TOOLS))
+    assert "cut short inside its reasoning" in str(model.extend(prompt, cut, [result], TOOLS))
     assert model.parse(cut, TOOLS, prompt_ids=prompt).reasoning == "hm, let me"
 
 
@@ -310,7 +307,7 @@ def test_an_answer_that_ends_with_a_token_the_template_does_not_write_forks():
     end = template_tokenizer("role_closed").eos_token_id
     assert end in model.stop_token_ids
     assert "<|user|>" in str(
-        model.fork_reason(prompt, [*sample("role_closed", "hi", "", cut=True), end], [{"role": "user", "content": "x"}])
+        model.extend(prompt, [*sample("role_closed", "hi", "", cut=True), end], [{"role": "user", "content": "x"}])
     )
 
 
@@ -319,11 +316,12 @@ def test_assistant_messages_and_nothing_new_are_not_continued():
     prompt = model.prompt([{"role": "user", "content": "hi"}]).ids
     response = sample("chatml", "hello", "user")
     user = {"role": "user", "content": "x"}
-    assert model.extend(prompt, response, [user, {"role": "assistant", "content": "y"}, user]) is None
-    assert model.extend(prompt, response, []) is None
-    assert model.fork_reason(prompt, response, [{"role": "assistant", "content": "y"}]) is not None
-    assert model.fork_reason(prompt, response, [user]) is None
-    assert model.fork_reason(prompt, response, [{"role": "tool", "tool_call_id": "1", "content": "x"}]) is None
+    assistant = {"role": "assistant", "content": "y"}
+    for new in ([user, assistant, user], [assistant]):
+        assert "did not sample" in str(model.extend(prompt, response, new))
+    assert model.extend(prompt, response, []) == "there is no new message"
+    for message in (user, {"role": "tool", "tool_call_id": "1", "content": "x"}):
+        assert not isinstance(model.extend(prompt, response, [message]), str)
 
 
 def test_the_turns_end_is_a_stop_token_even_if_the_tokenizer_ends_with_another():
@@ -453,10 +451,10 @@ def test_threads_share_one_rendering():
     prompt = model.prompt([user], TOOLS).ids
     response = sample("qwen25", "Four.", "user")
     alone = Rendering(template_tokenizer("qwen25")).extend(prompt, response, [user], TOOLS)
-    assert alone is not None
+    assert not isinstance(alone, str)
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda _: model.extend(prompt, response, [user], TOOLS), range(64)))
-    assert all(ids is not None and np.array_equal(ids, alone) for ids in found)
+    assert all(not isinstance(ids, str) and np.array_equal(ids, alone) for ids in found)
 
 
 @pytest.mark.parametrize("clock", [False, True])

@@ -113,14 +113,14 @@ def rendered_prompt(
         parent = match.parent
         new = with_tool_names(request.messages)[match.new :]
         system = request.messages[0].get("role") in ("system", "developer")
-        arguments = (parent.prompt_ids, parent.response_ids, new, request.tools)
-        extended = rendering.extend(*arguments, history_has_system=system)
-        if extended is not None:
+        extended = rendering.extend(
+            parent.prompt_ids, parent.response_ids, new, request.tools, history_has_system=system
+        )
+        if not isinstance(extended, str):
             prompt = rendering.force(extended, request.tools, request.force_tool)
             buffer, ids = parent.shared(prompt.ids)
             return ids, prompt.forced_ids, replace(match, buffer=buffer)
-        cause = rendering.fork_reason(*arguments, history_has_system=system)
-        match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=cause)
+        match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=extended)
     prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)
     return prompt.ids, prompt.forced_ids, match
 

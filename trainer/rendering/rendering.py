@@ -145,7 +145,7 @@ class Rendering:
         tools: Tools = None,
         *,
         history_has_system: bool = False,
-    ) -> IntArray | None:
+    ) -> IntArray | str:
         """A continued conversation: the old ids, exactly, then the new messages and the generation prompt.
 
         Args:
@@ -156,25 +156,15 @@ class Rendering:
             history_has_system: whether the conversation begins with a system message.
 
         Returns:
-            int32 [P]; None when the continuation is not proven exact: fork, for the `fork_reason`, and use `prompt`.
+            int32 [P]; or, where the continuation is not proven exact, the reason to fork: use `prompt`.
         """
-        ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
-        if isinstance(ids, str):
-            return None
-        return int_array(np.concatenate([_array(previous_prompt_ids), _array(previous_response_ids), _array(ids)]))
-
-    def fork_reason(
-        self,
-        previous_prompt_ids: Ids,
-        previous_response_ids: Ids,
-        new_messages: Sequence[Message],
-        tools: Tools = None,
-        *,
-        history_has_system: bool = False,
-    ) -> str | None:
-        """Why `extend` returns None for these arguments; None when it does not."""
-        ids = self._extend(previous_prompt_ids, previous_response_ids, new_messages, tools, history_has_system)
-        return ids if isinstance(ids, str) else None
+        if not new_messages:
+            return "there is no new message"
+        if any(m.get("role") == "assistant" for m in new_messages):
+            return "an assistant message that this model did not sample follows"
+        prompt, response = _array(previous_prompt_ids), _array(previous_response_ids)
+        ids = self._model.extend(prompt, response, new_messages, tools or None, history_has_system)
+        return ids if isinstance(ids, str) else int_array(np.concatenate([prompt, response, _array(ids)]))
 
     def fork_after(self, roles: Sequence[str], *, tools: bool, system: bool) -> str | None:
         """Why any conversation forks at new messages of these roles; None when none does for their sake.
@@ -244,16 +234,6 @@ class Rendering:
         """Incremental decoding of one answer, without its stop token."""
         return Detokenizer(self._model.decode, self.stop_token_ids)
 
-    def _extend(
-        self, prompt: Ids, response: Ids, new: Sequence[Message], tools: Tools, system: bool
-    ) -> list[int] | str:
-        """The ids to put after the old ones, or the reason of the fork."""
-        if not new:
-            return "there is no new message"
-        if any(m.get("role") == "assistant" for m in new):
-            return _ASSISTANT
-        return self._model.extend(_array(prompt), _array(response), new, tools or None, system)
-
 
 def _facts(message: ParsedMessage | Message) -> tuple[str, list[tuple[str, Any]]]:
     """What two forms of one message agree on: the text but for the space around it, and the tool calls' values."""
@@ -266,6 +246,3 @@ def _facts(message: ParsedMessage | Message) -> tuple[str, list[tuple[str, Any]]
 
 def _array(ids: Ids) -> IntArray:
     return np.asarray(ids, dtype=np.int32)
-
-
-_ASSISTANT = "an assistant message that this model did not sample follows"
