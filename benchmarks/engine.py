@@ -11,8 +11,9 @@ agent requested are counted. `generate` computes no log-probs, the engine does. 
 first three on weights of that dtype, the policy process by autocast over the float32 weights that it trains.
 
 Then the prefix cache: the rollouts of one task, over several turns, with one cache for all of them, with a cache for
-each conversation, and with none; prompt tokens computed, and seconds of the sides in turn. And what one long
-conversation costs many short ones.
+each conversation, and with none; prompt tokens computed, and seconds of the sides in turn. Then what one long
+conversation costs many short ones, and on CPU, what it saves that rows read a beginning in common once (`--beginnings`
+measures only that, with a real model, too).
 
 With a model on CPU, agl's engine, transformers, llama.cpp and vLLM take turns on the same conversations instead, each
 in a new process, some with weights of lower precision, too. llama.cpp needs a GGUF file; `--llama-python` and
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import pickle
@@ -44,6 +46,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from agl.trainer.engines.base import Request, Sampling
+from agl.trainer.local.engine import forward
 from agl.trainer.local.engine.engine import LocalEngine
 from agl.trainer.local.gguf import gguf_file
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
@@ -60,6 +63,8 @@ ROLLOUTS, ROLLOUT_TURNS, PROMPT = 8, 4, 2000
 
 LONG, SHORT_ROWS, SHORT_ANSWER = 4_000, 31, 100
 """Tokens of the long row; the short rows beside it, and the tokens of their answers."""
+BEGINNINGS = [1000, 3000]
+"""Tokens that all rows begin with."""
 
 
 def conversations(n: int, vocabulary: int, prompt_tokens: int, answer_tokens: int, seed: int = 0) -> list[Agent]:
@@ -241,32 +246,57 @@ def compare_caches(model, tokenizer, device: torch.device, repeats: int) -> dict
     }
 
 
+def decoding(engine: LocalEngine, prompts: list[np.ndarray], lengths: list[int], counted: int) -> float:
+    """Tokens per second of the last `counted` of these requests, from when all prompts are computed until these end."""
+    first = len(prompts) - counted
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        engine.submit(i, prompt, Sampling(max_tokens=length, seed=i))
+    while len(engine._running) < len(prompts):
+        engine.step()
+    sampled = sum(len(row.tokens) for row in engine._running if row.request_id >= first)
+    start, done = time.perf_counter(), 0
+    while done < counted:
+        done += sum(isinstance(event, Finished) and event.request_id >= first for event in engine.step())
+    return (sum(lengths[first:]) - sampled) / (time.perf_counter() - start)
+
+
 def beside_a_long_row(model, tokenizer, device: torch.device, repeats: int) -> dict[str, float]:
     """Print and return tokens per second of many short rows: alone, and beside one row of many tokens."""
     rates: dict[str, list[float]] = {"alone": [], "beside a long row": []}
     for _ in range(repeats + 1):
         for name in rates:
             engine = LocalEngine(model, tokenizer, device=device, max_context=2 * LONG)
-            rng = np.random.default_rng(0)
-            others = 0 if name == "alone" else 1
-            if others:
-                ids = rng.integers(1, engine.vocabulary, LONG).astype(np.int32)
-                engine.submit(-1, ids, Sampling(max_tokens=LONG))
-            for i in range(SHORT_ROWS):
-                ids = rng.integers(1, engine.vocabulary, 40).astype(np.int32)
-                engine.submit(i, ids, Sampling(max_tokens=SHORT_ANSWER, seed=i))
-            while len(engine._running) < SHORT_ROWS + others:  # everybody's prompt is computed first
-                engine.step()
-            sampled = sum(len(row.tokens) for row in engine._running if row.request_id >= 0)
-            start, done = time.perf_counter(), 0
-            while done < SHORT_ROWS:
-                events = engine.step()
-                done += sum(isinstance(event, Finished) and event.request_id >= 0 for event in events)
-            rates[name].append((SHORT_ROWS * SHORT_ANSWER - sampled) / (time.perf_counter() - start))
+            rng, others = np.random.default_rng(0), [] if name == "alone" else [LONG]
+            prompts = [rng.integers(1, engine.vocabulary, n).astype(np.int32) for n in [*others, *[40] * SHORT_ROWS]]
+            rates[name].append(decoding(engine, prompts, [*others, *[SHORT_ANSWER] * SHORT_ROWS], SHORT_ROWS))
     medians = {name: statistics.median(several[1:]) for name, several in rates.items()}
     print(f"\n{SHORT_ROWS} rows of 40 + {SHORT_ANSWER} tokens; the long row has {LONG:,}")
     for name, rate in medians.items():
         print(f"{name:32s}{rate:12,.0f} tokens/s{rate / medians['alone']:9.2f}x")
+    return medians
+
+
+def after_beginnings(model, tokenizer, rows: int, sizes: list[int], repeats: int) -> dict[str, dict[str, float]]:
+    """Print and return tokens per second of rows whose prompts begin with the same tokens, as agents' prompts begin
+    with their system prompt and tools: each row reads its own keys and values of them, or all read the first row's."""
+    sides = {"each reads its own": sys.maxsize, "read once": forward.SAVED_BYTES}
+    rates: dict[int, dict[str, list[float]]] = {size: {name: [] for name in sides} for size in sizes}
+    for size, _, (name, saved) in itertools.product(sizes, range(repeats + 1), sides.items()):
+        engine = LocalEngine(model, tokenizer, device=torch.device("cpu"), max_context=size + 256, max_batch=rows)
+        rng = np.random.default_rng(0)
+        beginning = rng.integers(1, engine.vocabulary, size).astype(np.int32)
+        prompts = [np.append(beginning, rng.integers(1, engine.vocabulary, 40).astype(np.int32)) for _ in range(rows)]
+        forward.SAVED_BYTES = saved
+        rates[size][name].append(decoding(engine, prompts, [48] * rows, rows))
+        forward.SAVED_BYTES = sides["read once"]
+    print(f"\n{rows} rows that begin alike, then 40 tokens of their own and 48 that are sampled")
+    medians = {
+        str(size): {name: statistics.median(several[1:]) for name, several in names.items()}
+        for size, names in rates.items()
+    }
+    for size, names in medians.items():
+        own, once = names.values()
+        print(f"{int(size):,} tokens in common: {own:,.0f} tokens/s, read once {once:,.0f}, {once / own:.2f}x")
     return medians
 
 
@@ -382,12 +412,15 @@ def main() -> None:
     parser.add_argument("--answer-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=1, help="torch threads on CPU")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--beginnings", type=int, nargs="+", metavar="TOKENS", help="that all rows have in common")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="with --model on CPU")
     parser.add_argument("--llama-python", default=sys.executable, help="interpreter with llama-cpp-python and NumPy")
     parser.add_argument("--vllm-python", default=sys.executable, help="interpreter with vLLM")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    if args.model and args.device == "cpu":
+    if args.beginnings and args.device != "cpu":
+        parser.error("--beginnings is for --device cpu: elsewhere each row reads its own")
+    if args.model and args.device == "cpu" and not args.beginnings:
         facts = compare_engines(args)
         if args.json:
             args.json.write_text(json.dumps(facts, indent=2) + "\n")
@@ -407,6 +440,11 @@ def main() -> None:
         model = model.to(device).eval()
         model.generation_config.eos_token_id = None
         tokenizer = AutoTokenizer.from_pretrained(directory)
+        if args.beginnings:
+            facts = after_beginnings(model, tokenizer, n, args.beginnings, args.repeats)
+            if args.json:
+                args.json.write_text(json.dumps({"threads": args.threads, "after_beginnings": facts}, indent=2) + "\n")
+            return
         engine = LocalEngine(model, tokenizer, device=device, max_context=2048, max_batch=n)
         agents = conversations(n, engine.vocabulary, args.prompt_tokens, args.answer_tokens)
         wanted, alone = (sum(sum(agent.lengths) for agent in some) for some in (agents, agents[:ALONE]))
@@ -434,6 +472,7 @@ def main() -> None:
         }
         caches = compare_caches(model, tokenizer, device, args.repeats)
         long_row = beside_a_long_row(model, tokenizer, device, args.repeats)
+        begun = {} if device.type != "cpu" else after_beginnings(model, tokenizer, n, BEGINNINGS, args.repeats)
     parameters = sum(p.numel() for p in model.parameters())
     counts = {"generate, one call at a time": alone}
     rates = {name: counts.get(name, wanted) / statistics.median(times) for name, times in seconds.items()}
@@ -453,6 +492,7 @@ def main() -> None:
             "seconds": seconds,
             "shared_prompt": caches,
             "beside_a_long_row": long_row,
+            "after_beginnings": begun,
             "ratio_to_loop": {name: rate / base for name, rate in rates.items()},
             "ratio_to_static": {name: rate / rates["generate, static batch"] for name, rate in rates.items()},
         }

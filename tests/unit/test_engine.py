@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,10 @@ from tiny_engine import (
 from agl.trainer.algorithms.loop import PROBE_TOKENS, PROBE_TOLERANCE
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig
-from agl.trainer.local.engine import forward
+from agl.trainer.local.engine import attention, forward
 from agl.trainer.local.engine.attention import agrees
 from agl.trainer.local.engine.engine import CHUNK_TOKENS
+from agl.trainer.local.engine.kv_cache import common_beginnings
 from agl.trainer.local.engine.linear import FEW, favour_few_rows
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp
 from agl.trainer.local.learner.learner import Learner
@@ -520,3 +522,91 @@ def test_a_cache_without_rows_has_no_memory(model, monkeypatch):
         engine.submit(1, rng.integers(0, engine.vocabulary, size).astype(np.int32), Sampling(max_tokens=2))
         finish(engine)
     assert [cache.length > 0 for cache in engine._slots.caches[:2]] == [True, False]
+
+
+# -- rows that begin alike --------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from([0, 1, 2, 40, 50, 900]), max_size=24), st.integers(1, 200))
+def test_runs_of_rows_are_divided_by_what_they_share(shared, least):
+    """Every row is in one run; what a run has in common, all its rows have; the run that saves most of all is there."""
+    runs = common_beginnings(shared, least)
+    assert [row for first, last, _ in runs for row in range(first, last)] == list(range(len(shared) + 1))
+    for first, last, common in runs:
+        assert not common or common == min(shared[first : last - 1])
+        assert not common or common * (last - first - 1) >= least
+    assert all(before[2] or after[2] for before, after in itertools.pairwise(runs)), "others are read in one go"
+    spans = ((a, b) for a in range(len(shared)) for b in range(a + 1, len(shared) + 1))
+    most = max(((b - a) * min(shared[a:b]) for a, b in spans), default=0)
+    assert max((last - first - 1) * common for first, last, common in runs) == (most if most >= least else 0)
+
+
+def begin_alike(engine, monkeypatch, policies=("policy",)) -> tuple[dict, list, list, list[int]]:
+    """Answers to prompts of three beginnings, some the same to their end, that come late, leave early and outgrow their
+    cache; with the prompts, the samplings, and the rows of each run that read a beginning together."""
+    monkeypatch.setattr(forward, "SHORTEST", 64)
+    monkeypatch.setattr(forward, "SAVED_BYTES", 1)
+    rows: list[int] = []
+    attend = attention._attend_in_common
+
+    def counted(query: torch.Tensor, *others: Any) -> torch.Tensor:
+        rows.append(len(query))
+        return attend(query, *others)
+
+    monkeypatch.setattr(attention, "_attend_in_common", counted)
+    rng = np.random.default_rng(0)
+
+    def text(size: int) -> np.ndarray:
+        return rng.integers(0, VOCABULARY, size).astype(np.int32)
+
+    beginnings = [text(40), text(56), text(90)]
+    asked = [np.concatenate([beginnings[i // 4], text([0, 0, 3, 7][i % 4])]) for i in range(12)]
+    samplings = [Sampling(max_tokens=4 + 9 * (i % 3), seed=i, temperature=0.9) for i in range(len(asked))]
+    answers, waiting = {}, list(range(len(asked)))
+    while waiting or engine.has_work:
+        for i in waiting[:2]:
+            engine.submit(i, asked[i], samplings[i], policy=policies[i % len(policies)])
+        del waiting[:2]
+        answers |= {e.request_id: e.completion for e in engine.step() if isinstance(e, Finished)}
+    return answers, asked, samplings, rows
+
+
+@of_our_attention
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+def test_rows_that_begin_alike_keep_their_own_logprobs(architecture, monkeypatch):
+    model = tiny_model(architecture)
+    answers, asked, samplings, rows = begin_alike(engine_for(model, max_batch=8), monkeypatch)
+    assert {2, 3, 4} <= {*rows}
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        assert answers[i].token_ids.size == sampling.max_tokens
+        np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
+
+
+@of_our_attention
+@pytest.mark.parametrize("kind", ["autocast", "weights"])
+def test_rows_that_begin_alike_in_half_precision(kind, monkeypatch):
+    model = tiny_model()
+    engine = engine_for(model.bfloat16()) if kind == "weights" else engine_for(model, autocast=torch.bfloat16)
+    answers, asked, samplings, rows = begin_alike(engine, monkeypatch)
+    assert rows
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        expected = reference(tiny_model(), prompt, answers[i], sampling)
+        np.testing.assert_allclose(answers[i].logprobs, expected, atol=0.3)
+
+
+@of_our_attention
+def test_rows_of_other_policies_are_not_read_together(model, monkeypatch):
+    """Their adapters give other keys and values for the same tokens."""
+    answers, _, _, rows = begin_alike(engine_for(model, max_batch=8), monkeypatch, [str(i) for i in range(12)])
+    assert len(answers) == 12
+    assert not rows
+
+
+@of_our_attention
+def test_little_in_common_is_read_by_each_row(model, monkeypatch):
+    """A kernel more in each layer takes longer than it saves."""
+    monkeypatch.setattr(attention, "_attend_in_common", None)
+    engine = engine_for(model)
+    for i in range(8):
+        engine.submit(i, np.arange(100, dtype=np.int32), Sampling(max_tokens=4, seed=i))
+    assert len(finish(engine)) == 8

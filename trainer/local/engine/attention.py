@@ -1,5 +1,5 @@
-"""Attention for cached decoding: reads grouped keys and values in place, where transformers repeats them, and those of
-rows of different length from different buffers.
+"""Attention for cached decoding: reads grouped keys and values in place, where transformers repeats them, those of rows
+of different length from different buffers, and those that neighbouring rows have in common once.
 
 Invariant: it is used only for a model whose logits it reproduces; any other keeps the attention that it has.
 """
@@ -25,14 +25,14 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Rows first..last-1 of a pass, which attend to keys and values [rows, key heads, columns, head_dim] of their own,
-    under the additive mask [rows, 1, q, columns]."""
+    """Some rows of a pass, which attend to keys and values [rows, key heads, columns, head_dim] of their own under the
+    additive mask [rows, 1, q, columns], and before these to all of what they have in `common`: keys and values
+    [key heads, columns, head_dim]. On a CPU only."""
 
-    first: int
-    last: int
     key: Tensor
     value: Tensor
     mask: Tensor
+    common: tuple[Tensor, Tensor] | None = None
 
 
 def grouped_attention(
@@ -60,12 +60,15 @@ def grouped_attention(
     require_plain(attention_mask, dropout, others, irrelevant="sliding_window")  # it is in the mask
     parts: Sequence[Part] = key
     if isinstance(key, Tensor):
-        parts = [Part(0, len(query), key, value, cast(Tensor, attention_mask))]
-    out = [_attend(query[part.first : part.last], part, scaling) for part in parts]
+        parts = [Part(key, value, cast(Tensor, attention_mask))]
+    queries = query.split([len(part.key) for part in parts])
+    out = [_attend(q, part, scaling) for q, part in zip(queries, parts, strict=True)]
     return (out[0] if len(out) == 1 else torch.cat(out)).transpose(1, 2).contiguous(), None
 
 
 def _attend(query: Tensor, part: Part, scaling: float | None) -> Tensor:
+    if part.common is not None:
+        return _attend_in_common(query, part, *part.common, scaling)
     rows, heads, n, width = query.shape
     group = heads // part.key.shape[1]
     mask = part.mask
@@ -75,6 +78,20 @@ def _attend(query: Tensor, part: Part, scaling: float | None) -> Tensor:
         group = 1
     out = scaled_dot_product_attention(query, part.key, part.value, attn_mask=mask, scale=scaling, enable_gqa=group > 1)
     return out.reshape(rows, heads, n, width)
+
+
+def _attend_in_common(query: Tensor, part: Part, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Attention of all rows' queries to a beginning, and of each row's to what follows, put together by the sums of
+    their exponentials (Hydragen, arXiv 2402.05099, section 3)."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    query = query.to(key.dtype)  # autocast does not do it for this operator
+    rows, keys, width = len(query), len(key), query.shape[-1]
+    together = query.reshape(rows, keys, -1, width).transpose(0, 1).reshape(1, keys, -1, width)
+    begun, begun_sums = attend(together, key[None], value[None], scale=scaling)
+    own, own_sums = attend(query, part.key, part.value, attn_mask=part.mask.to(query.dtype), scale=scaling)
+    begun = begun.reshape(keys, rows, -1, width).transpose(0, 1).reshape(own.shape)
+    begun_sums = begun_sums.reshape(keys, rows, -1).transpose(0, 1).reshape(own_sums.shape)
+    return own.lerp(begun, torch.sigmoid(begun_sums - own_sums)[..., None].to(own.dtype))
 
 
 AttentionInterface.register(GROUPED, grouped_attention)

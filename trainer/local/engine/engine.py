@@ -262,7 +262,7 @@ class LocalEngine:
             for start in range(0, split, self._prefill_tokens):
                 part = ids[start : min(split, start + self._prefill_tokens)]
                 logits.append(slots.prefill(number, 0, [part], [start], [policy], keep=0)[0])
-            slots.begin_decode([split], [policy], [int(n == number) for n in range(number + 1)])
+            slots.begin_decode([split], [policy], [int(n == number) for n in range(number + 1)], [token_ids])
             tokens = torch.from_numpy(ids).to(self.device)
             logits += [slots.decode(tokens[t : t + 1]).clone() for t in range(split, ids.size - 1)]
             logprobs = torch.log_softmax(torch.cat(logits).float() / temperature, dim=-1)
@@ -432,7 +432,8 @@ class LocalEngine:
             for cache, n in zip(self._slots.caches, in_each, strict=True):
                 if n == 0:
                     cache.release()
-            self._slots.begin_decode([row.cached for row in rows], [row.policy for row in rows], in_each)
+            lengths, policies, prompts = zip(*((row.cached, row.policy, row.prompt) for row in rows), strict=True)
+            self._slots.begin_decode(lengths, policies, in_each, prompts)
         logits = self._slots.decode(self._next)
         for row in self._running:
             row.cached += 1

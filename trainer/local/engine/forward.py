@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,10 +17,18 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from agl.mdp.types import IntArray
 from agl.trainer.local.attention import attention
 from agl.trainer.local.engine.attention import GROUPED, agrees
 from agl.trainer.local.engine.graphs import Graphs
-from agl.trainer.local.engine.kv_cache import LENGTH_BLOCK, JoinedCache, SlotCache, probe_shape
+from agl.trainer.local.engine.kv_cache import (
+    LENGTH_BLOCK,
+    JoinedCache,
+    SlotCache,
+    common_beginnings,
+    common_prefix,
+    probe_shape,
+)
 from agl.trainer.local.engine.linear import favour_few_rows
 from agl.trainer.local.lora import Adapters
 
@@ -27,6 +36,8 @@ WINDOW_BLOCK = 16
 """The number of columns that attention reads grows in these steps, so that most steps reuse the last one's views."""
 FEW_TOKENS, FEWEST = 2048, 16
 """A GPU computes up to so many tokens in less time than it takes to launch the pass; fewest columns of such a one."""
+SAVED_BYTES = 2**20
+"""What reading a common beginning once must save in each layer, to be worth a kernel more."""
 SHORTEST, FACTOR = 512, 4
 """Tokens of a row in the first cache, and by how much a row of the next may be longer."""
 
@@ -139,14 +150,22 @@ class SlotModel:
         window = min(coarse(columns), cache.length)
         return self._replayed(cache, at, window, policies[0], *inputs)[:n].clone()
 
-    def begin_decode(self, lengths: Sequence[int], policies: Sequence[str], rows: Sequence[int]) -> None:
+    def begin_decode(
+        self, lengths: Sequence[int], policies: Sequence[str], rows: Sequence[int], prompts: Sequence[IntArray]
+    ) -> None:
         """The next `decode` feeds the rows in slots 0.. of each cache, as many as `rows` says of it, the first cache's
-        first; they hold `lengths` tokens and are those policies'."""
+        first; they hold `lengths` tokens, which begin with those `prompts`, and are those policies'."""
         self._policies = list(policies)
         self._positions = torch.tensor(lengths, device=self.device)[:, None] - 1
         parts = [slice(end - n, end) for n, end in zip(rows, np.cumsum(rows).tolist(), strict=True)]
         self._parts = [(cache, part) for cache, part in zip(self.caches, parts, strict=False) if part.stop > part.start]
         self._columns = [max(lengths[part]) for _, part in self._parts]
+        shared = [0] * (len(prompts) - 1)
+        if self.device.type == "cpu" and self._attention == GROUPED and not self._padded:
+            every = zip(itertools.pairwise(policies), itertools.pairwise(prompts), strict=True)
+            shared = [common_prefix(*neighbours) if a == b else 0 for (a, b), neighbours in every]
+        least = -(-SAVED_BYTES * self.shape.layers // self.shape.bytes_per_token)
+        self._runs = [common_beginnings(shared[part.start : part.stop - 1], least) for _, part in self._parts]
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Feed one token [B] to each row; the logits that follow, [B, V]."""
@@ -160,7 +179,8 @@ class SlotModel:
             cache.reserve(n, columns, n)
             masks.append(self._aim(cache, slice(0, n), rounded(columns, cache), self._positions[part]))
         caches = [cache for cache, _ in self._parts]
-        joined = caches[0] if len(caches) == 1 else JoinedCache(caches, masks)
+        alone = len(caches) == 1 and not any(common for _, _, common in self._runs[0])
+        joined = caches[0] if alone else JoinedCache(caches, masks, self._runs)
         return self._run(tokens[:, None], self._positions, masks[-1], joined, self._policies, 1)[:, -1]
 
     def _decode_padded(self, tokens: Tensor) -> Tensor:

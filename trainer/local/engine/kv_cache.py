@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -179,21 +180,28 @@ class JoinedCache(Cache):
     """Several caches as one, for a pass over the rows of all of them: first those of the first cache.
 
     Args:
-        caches: each aimed at its rows. masks: of each, [rows, 1, q, columns].
+        caches: each aimed at its rows. masks: of each, [rows, 1, q, columns]. runs: of each, its rows by what they have
+            in common, as of `common_beginnings`.
     """
 
-    def __init__(self, caches: Sequence[SlotCache], masks: Sequence[Tensor]) -> None:
+    def __init__(self, caches: Sequence[SlotCache], masks: Sequence[Tensor], runs: Sequence[Sequence[Run]]) -> None:
         super().__init__(layers=[])
         self._caches = caches
-        ends = np.cumsum([len(mask) for mask in masks]).tolist()
-        self._rows = list(zip([0, *ends], ends, masks, strict=False))
+        self._rows = [len(mask) for mask in masks]
+        self._runs = [
+            [(first, last, common, mask[first:last, ..., common:]) for first, last, common in some]
+            for mask, some in zip(masks, runs, strict=True)
+        ]
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
         """Write this pass's keys and values, and return the parts that its rows attend to, for `grouped_attention`."""
         parts = []
-        for cache, (first, last, mask) in zip(self._caches, self._rows, strict=True):
-            keys, values = cache.update(key_states[first:last], value_states[first:last], layer_idx)
-            parts.append(Part(first, last, keys, values, mask))
+        new = zip(key_states.split(self._rows), value_states.split(self._rows), strict=True)
+        for cache, states, runs in zip(self._caches, new, self._runs, strict=True):
+            keys, values = cache.update(*states, layer_idx)
+            for first, last, n, mask in runs:
+                common = (keys[first, :, :n], values[first, :, :n]) if n else None
+                parts.append(Part(keys[first:last, :, n:], values[first:last, :, n:], mask, common))
         return parts, parts
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -217,6 +225,30 @@ def common_prefix(a: IntArray, b: IntArray) -> int:
     n = min(a.size, b.size)
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if differ.size else n
+
+
+Run = tuple[int, int, int]
+"""Neighbouring rows, from the first to before the last, and with how many tokens they begin in common."""
+
+
+def common_beginnings(shared: Sequence[int], least: int, first: int = 0) -> list[Run]:
+    """Divide rows into runs that read much together: the one that saves most, then those before and after it.
+
+    Args:
+        shared: of each row but the last, with how many tokens it and the next one begin in common.
+        least: tokens that a run must save, those in common x (rows - 1); at least 1. first: number of the first row.
+    """
+    spans = (
+        (n * common, start, start + n, common)
+        for start in range(len(shared))
+        for n, common in enumerate(accumulate(shared[start:], min), start=1)
+    )
+    saved, start, last, common = max(spans, default=(0, 0, 0, 0))
+    if saved < least:
+        return [(first, first + len(shared) + 1, 0)]
+    before = common_beginnings(shared[: start - 1], least, first) if start else []
+    after = common_beginnings(shared[last + 1 :], least, first + last + 1) if last < len(shared) else []
+    return [*before, (first + start, first + last + 1, common), *after]
 
 
 @dataclass(slots=True, eq=False)
