@@ -308,6 +308,20 @@ MUTATIONS = (
         "",
         unit("prefix_cache", "test_an_update_drops_the_prefixes_of_its_own_policy_alone"),
     ),
+    Mutation(
+        "a row reads another policy's keys and values",
+        "trainer/local/engine/forward.py",
+        "if a == b else 0 for (a, b), neighbours",
+        "for (_, _), neighbours",
+        unit("engine", "test_rows_of_other_policies_are_not_read_together"),
+    ),
+    Mutation(
+        "a beginning in common weighs what the rest should",
+        "trainer/local/engine/attention.py",
+        "torch.sigmoid(begun_sums - own_sums)",
+        "torch.sigmoid(own_sums - begun_sums)",
+        unit("engine", "test_rows_that_begin_alike_keep_their_own_logprobs"),
+    ),
     # -- gateway ------------------------------------------------------------------------------------------------------
     Mutation(
         "wrong version of the policy recorded",
