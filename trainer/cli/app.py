@@ -19,34 +19,27 @@ import typer
 
 from agl._version import __version__
 from agl.texts import printable
+from agl.trainer.cli.dashboard import dashboard
+from agl.trainer.cli.evaluation import EvalCommand, evaluate
 from agl.trainer.cli.options import (
     CONTEXT,
     AgentFile,
     Command,
-    Host,
     Json,
     KeyFile,
-    NWorkers,
-    Port,
+    Places,
     Quiet,
-    RewardFile,
     SettingsCommand,
     StoreOption,
     write_json,
 )
+from agl.trainer.cli.runner import runner
 from agl.trainer.cli.store import app as store_app
 
 app = typer.Typer(name="agl", no_args_is_help=True, pretty_exceptions_enable=False, context_settings=CONTEXT)
 
 Seed = Annotated[int, typer.Option(help="Seed of tasks, initial weights and sampling.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last completed step in --directory.")]
-Places = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Run directories, directories of runs, or stores' files or URLs (default: those found here).",
-        metavar="[RUN_DIR|URL]...",
-    ),
-]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any other setting (repeatable).", metavar="NAME=VALUE")]
 PLAN = "Example: agl plan --model Qwen/Qwen3-8B --machine h100 --set gpus=8 --tool 0.5,30:0.02"
 Config = Annotated[Path | None, typer.Option(help="YAML file with the sections model, training and runtime.")]
@@ -63,20 +56,6 @@ class TrainCommand(SettingsCommand):
         "Rarely needed": ("warmup_steps", "schedule", "kl_coef", "where", "per_task", "prompts"),
     }  # fmt: skip
     defaults: ClassVar[Mapping[str, Any]] = {"directory": "agl-runs/RUN_ID"}
-
-
-class EvalCommand(Command):
-    """`agl eval`."""
-
-    panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "What is measured": (
-            "tasks", "agent", "against", "reward", "agents", "samples", "success", "prompts", "fail_below",
-        ),
-        "Sampling and runs": (
-            "temperature", "max_response_tokens", "seed", "n_workers", "timeout", "max_attempts", "resume",
-        ),
-        "Output": ("directory", "html", "markdown", "json_file", "quiet"),
-    }  # fmt: skip
 
 
 class ExportCommand(Command):
@@ -301,89 +280,12 @@ def _validations(result: Any) -> Any:
         return None  # There was no validation, or the store is a server's, and its key is not kept where agents run.
 
 
-@app.command(
+app.command(
     "eval",
     cls=EvalCommand,
     epilog="Example: agl eval trained=agl-runs/a --against start=Qwen/Qwen3-0.6B --tasks held_out.jsonl "
     "--agent agent.py:agent --reward reward.py:score --samples 4",
-)
-def evaluate(
-    tasks: Annotated[Path, typer.Option(help="Held-out tasks, one JSON value per line.")],
-    agent: Annotated[str, typer.Option(help=AgentFile)],
-    policies: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Policies to evaluate: directories of runs, checkpoints or models, or hub ids; NAME=MODEL names one "
-            "(default: the agent's own models).",
-            metavar="RUN_DIR|MODEL",
-        ),
-    ] = None,
-    against: Annotated[str | None, typer.Option(help="Policy to compare with.", metavar="RUN_DIR|MODEL")] = None,
-    reward: Annotated[str | None, typer.Option(help=RewardFile)] = None,
-    agents: Annotated[
-        list[str] | None,
-        typer.Option(help="Route only these agents to the policies (name or glob; repeatable)."),
-    ] = None,
-    samples: Annotated[int, typer.Option(help="Rollouts per task.", min=1)] = 1,
-    success: Annotated[float, typer.Option(help="Total reward from which on a rollout is a success.")] = 1.0,
-    fail_below: Annotated[
-        float | None,
-        typer.Option(
-            help="Exit with status 1 if an evaluated policy's success rate is below this. Failed rollouts count as "
-            "no success; the estimate is compared, not its interval.",
-            min=0,
-            max=1,
-        ),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature (default: the agent's).")] = None,
-    max_response_tokens: Annotated[
-        int | None, typer.Option(help="Token limit of an answer (default: the agent's).", min=1)
-    ] = None,
-    n_workers: NWorkers = 8,
-    prompts: Annotated[Path | None, typer.Option(help="Directory of prompts that the agents get.")] = None,
-    timeout: Annotated[float, typer.Option(help="Time limit of an attempt, in seconds.")] = 600.0,
-    max_attempts: Annotated[int, typer.Option(help="Attempts per rollout, the first included.", min=1)] = 2,
-    directory: Annotated[Path | None, typer.Option(help="Directory of the evaluation.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Run only what is missing in --directory.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file.", metavar="FILE")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table as Markdown.", metavar="FILE")] = None,
-    json_file: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """Measure an agent on held-out tasks: success with its error, per policy, and whether two policies differ."""
-    from agl.trainer.cli.evaluation import run_evaluation
-    from agl.trainer.processes.environment import keep_secrets
-
-    # The agent runs here.
-    keep_secrets()
-    report, below = run_evaluation(
-        policies or [],
-        against,
-        tasks,
-        agent,
-        reward,
-        fail_below=fail_below,
-        html=html,
-        markdown=markdown,
-        agents=agents or None,
-        samples=samples,
-        success=success,
-        temperature=temperature,
-        max_response_tokens=max_response_tokens,
-        prompts=prompts,
-        n_workers=n_workers,
-        timeout=timeout,
-        max_attempts=max_attempts,
-        directory=directory,
-        seed=seed,
-        resume=resume,
-        progress=not quiet,
-    )
-    write_json(json_file, report.to_json())
-    for name in below:
-        typer.echo(printable(f"{name}: the success rate is below {fail_below:g}"), err=True)
-    raise typer.Exit(1 if below else 0)
+)(evaluate)
 
 
 @app.command(epilog="Example: agl push agl-runs/a my-agent --private")
@@ -540,28 +442,7 @@ def run(
     raise typer.Exit(status)
 
 
-@app.command(epilog="Example: agl runner --store http://trainer:4747 --agent agent.py:agent --n-workers 8")
-def runner(
-    agent: Annotated[str, typer.Option(help=AgentFile)],
-    store: Annotated[
-        str | None, typer.Option(help="Server to get rollouts from (default: AGL_STORE).", metavar="URL")
-    ] = None,
-    reward: Annotated[str | None, typer.Option(help=RewardFile)] = None,
-    n_workers: NWorkers = 1,
-    key_file: Annotated[
-        Path | None, typer.Option(help="File with the runner's key, also /dev/stdin (default: AGL_RUNNER_KEY).")
-    ] = None,
-    json_file: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """Execute rollouts here for a trainer or a store elsewhere, until Ctrl-C."""
-    from agl.trainer.cli.runner import find_server, run_runner
-    from agl.trainer.processes.environment import keep_secrets
-    from agl.trainer.runners.loading import load_agent
-
-    server, key = find_server(store, key_file)
-    keep_secrets()
-    write_json(json_file, run_runner(load_agent(agent, reward), server, key, n_workers, quiet=quiet))
+app.command(epilog="Example: agl runner --store http://trainer:4747 --agent agent.py:agent --n-workers 8")(runner)
 
 
 @app.command(cls=ServeCommand, epilog="Example: agl serve --model Qwen/Qwen3-0.6B --algorithm grpo --data tasks.jsonl")
@@ -672,28 +553,7 @@ def label(
     typer.echo(printable(f"{rollout_id}  {name} {'withdrawn' if value is None else f'{value:g}'}"))
 
 
-@app.command(epilog="Example: agl dashboard agl-runs/a --open")
-def dashboard(
-    places: Places = None,
-    port: Port = 8001,
-    host: Host = "127.0.0.1",
-    key_file: KeyFile = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    json_file: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """See runs in the browser: curves, steps, groups, rollouts, and every trained token."""
-    from agl.trainer.cli.dashboard import run_dashboard
-
-    run_dashboard(
-        places or [],
-        host=host,
-        port=port,
-        key_file=key_file,
-        open_browser=open_browser,
-        quiet=quiet,
-        write=partial(write_json, json_file),
-    )
+app.command(epilog="Example: agl dashboard agl-runs/a --open")(dashboard)
 
 
 @app.command(epilog="Example: agl doctor --model Qwen/Qwen3-0.6B")

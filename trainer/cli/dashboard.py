@@ -6,40 +6,32 @@ import asyncio
 import contextlib
 import signal
 import webbrowser
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import typer
 
 from agl.texts import printable
-from agl.trainer.processes.environment import keep_secrets
+from agl.trainer.cli.options import Host, Json, KeyFile, Places, Port, Quiet, write_json
 
 
-def run_dashboard(
-    places: Sequence[str],
-    *,
-    host: str,
-    port: int,
-    key_file: Path | None,
-    open_browser: bool,
-    quiet: bool,
-    write: Callable[[dict[str, Any]], None],
+def dashboard(
+    places: Places = None,
+    port: Port = 8001,
+    host: Host = "127.0.0.1",
+    key_file: KeyFile = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    json_file: Json = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Serve until Ctrl-C or a TERM signal.
-
-    Args:
-        places: run directories and stores' URLs; those below the working directory if there are none.
-        key_file: holds the operator's key. write: called with the address and other facts.
-
-    Raises:
-        AglError: there is no run, or it cannot listen.
-    """
+    """See runs in the browser: curves, steps, groups, rollouts, and every trained token."""
     from agl.trainer.dashboard.server import link, serving
     from agl.trainer.dashboard.sources import find_sources
     from agl.trainer.http.auth import Keys
+    from agl.trainer.processes.environment import keep_secrets
 
-    sources = find_sources(places)
+    sources = find_sources(places or [])
     keys = Keys.find(key_file)
     keep_secrets()
 
@@ -50,7 +42,7 @@ def run_dashboard(
             loop.add_signal_handler(number, stop.set)
         async with serving(sources, keys, host=host, port=port) as url:
             page = link(url, keys.minted)
-            write({"url": url, "link": page, "stores": [source.name for source in sources]})
+            write_json(json_file, {"url": url, "link": page, "stores": [source.name for source in sources]})
             if not quiet:
                 for source in sources:
                     typer.echo(printable(f"shows   {source.name}"))

@@ -37,6 +37,13 @@ _JSON_FILE = re.compile(r"-|.*[/\\].*|.*\.jsonl?")
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AgentFile = "The agent: file.py:name or package.module:name."
 RewardFile = "Reward function (task, output) -> float: file.py:name or package.module:name."
+Places = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Run directories, directories of runs, or stores' files or URLs (default: those found here).",
+        metavar="[RUN_DIR|URL]...",
+    ),
+]
 NWorkers = Annotated[int, typer.Option("--n-workers", help="Rollouts that run at once.", min=1)]
 StoreOption = Annotated[
     str | None, typer.Option(help="Run directory, or a store's path or URL (default: the newest one here).")
