@@ -112,7 +112,7 @@ def claim(options: argparse.Namespace) -> Claim:
         build=lambda endpoint: service(endpoint, endpoint), train=train, heldout=test, recorded=train,
         expert=scripts.both(train, scripts.oracle(train)), others=scripts.customer([*train, *test]),
         agents=["assistant"], imitation={"epochs": 3, "batch_size": 8, "learning_rate": 2e-5}, steps=4,
-        learning_rate=1e-5, max_context=CONTEXT, max_response_tokens=512, short=2,
+        learning_rate=1e-5, max_context=CONTEXT, max_response_tokens=256, short=2,
         # On two cores conversations took more than the usual ten minutes.
         more={"n_workers": 64 if torch.cuda.is_available() else 16, "timeout": 3600.0},
     )  # fmt: skip
