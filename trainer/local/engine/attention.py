@@ -25,9 +25,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """Some rows of a pass, which attend to keys and values [rows, key heads, columns, head_dim] of their own under the
-    additive mask [rows, 1, q, columns], and before these to all of what they have in `common`: keys and values
-    [key heads, columns, head_dim]. On a CPU only."""
+    """Some rows of a pass: they attend to their own keys and values [rows, key heads, columns, head_dim] under the
+    additive mask [rows, 1, q, columns]; on a CPU also to all columns that they have in `common`, a pair of keys and
+    values [key heads, columns, head_dim]."""
 
     key: Tensor
     value: Tensor
@@ -81,8 +81,8 @@ def _attend(query: Tensor, part: Part, scaling: float | None) -> Tensor:
 
 
 def _attend_in_common(query: Tensor, part: Part, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Attention of all rows' queries to a beginning, and of each row's to what follows, put together by the sums of
-    their exponentials (Hydragen, arXiv 2402.05099, section 3)."""
+    """All rows' queries attend to the common keys at once, each row's to its own; the two results are combined by their
+    log-sum-exps (Hydragen, arXiv 2402.05099, section 3)."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     query = query.to(key.dtype)  # autocast does not do it for this operator
     rows, keys, width = len(query), len(key), query.shape[-1]

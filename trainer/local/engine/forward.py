@@ -37,7 +37,7 @@ WINDOW_BLOCK = 16
 FEW_TOKENS, FEWEST = 2048, 16
 """A GPU computes up to so many tokens in less time than it takes to launch the pass; fewest columns of such a one."""
 SAVED_BYTES = 2**20
-"""What reading a common beginning once must save in each layer, to be worth a kernel more."""
+"""What reading a common beginning once must save in each layer, to be worth two kernels instead of one."""
 SHORTEST, FACTOR = 512, 4
 """Tokens of a row in the first cache, and by how much a row of the next may be longer."""
 

@@ -228,15 +228,16 @@ def common_prefix(a: IntArray, b: IntArray) -> int:
 
 
 Run = tuple[int, int, int]
-"""Neighbouring rows, from the first to before the last, and with how many tokens they begin in common."""
+"""Neighbouring rows: the first, the last + 1, and how many tokens all of them begin with."""
 
 
 def common_beginnings(shared: Sequence[int], least: int, first: int = 0) -> list[Run]:
-    """Divide rows into runs that read much together: the one that saves most, then those before and after it.
+    """Divide rows into runs that begin alike: first the run that saves most, then likewise the rows before and after.
 
     Args:
-        shared: of each row but the last, with how many tokens it and the next one begin in common.
-        least: tokens that a run must save, those in common x (rows - 1); at least 1. first: number of the first row.
+        shared: for each row but the last, how many tokens it and the next one both begin with.
+        least: tokens that a run must save, at least 1: those that all begin with x (rows - 1).
+        first: number of the first row.
     """
     spans = (
         (n * common, start, start + n, common)
