@@ -318,8 +318,8 @@ MUTATIONS = (
     Mutation(
         "a beginning in common weighs what the rest should",
         "trainer/local/engine/attention.py",
-        "torch.sigmoid(begun_sums - own_sums)",
-        "torch.sigmoid(own_sums - begun_sums)",
+        "torch.sigmoid(common_lse - own_lse)",
+        "torch.sigmoid(own_lse - common_lse)",
         unit("engine", "test_rows_that_begin_alike_keep_their_own_logprobs"),
     ),
     # -- gateway ------------------------------------------------------------------------------------------------------

@@ -87,11 +87,11 @@ def _attend_in_common(query: Tensor, part: Part, key: Tensor, value: Tensor, sca
     query = query.to(key.dtype)  # autocast does not do it for this operator
     rows, keys, width = len(query), len(key), query.shape[-1]
     together = query.reshape(rows, keys, -1, width).transpose(0, 1).reshape(1, keys, -1, width)
-    begun, begun_sums = attend(together, key[None], value[None], scale=scaling)
-    own, own_sums = attend(query, part.key, part.value, attn_mask=part.mask.to(query.dtype), scale=scaling)
-    begun = begun.reshape(keys, rows, -1, width).transpose(0, 1).reshape(own.shape)
-    begun_sums = begun_sums.reshape(keys, rows, -1).transpose(0, 1).reshape(own_sums.shape)
-    return own.lerp(begun, torch.sigmoid(begun_sums - own_sums)[..., None].to(own.dtype))
+    common, common_lse = attend(together, key[None], value[None], scale=scaling)
+    own, own_lse = attend(query, part.key, part.value, attn_mask=part.mask.to(query.dtype), scale=scaling)
+    common = common.reshape(keys, rows, -1, width).transpose(0, 1).reshape(own.shape)
+    common_lse = common_lse.reshape(keys, rows, -1).transpose(0, 1).reshape(own_lse.shape)
+    return own.lerp(common, torch.sigmoid(common_lse - own_lse)[..., None].to(own.dtype))
 
 
 AttentionInterface.register(GROUPED, grouped_attention)
