@@ -239,14 +239,17 @@ def common_beginnings(shared: Sequence[int], least: int, first: int = 0) -> list
         least: tokens that a run must save, at least 1: those that all begin with x (rows - 1).
         first: number of the first row.
     """
+    whole = [(first, first + len(shared) + 1, 0)]
+    if sum(shared) < least:
+        return whole  # No run saves more. Where nothing is shared, this costs nothing.
     spans = (
         (n * common, start, start + n, common)
         for start in range(len(shared))
         for n, common in enumerate(accumulate(shared[start:], min), start=1)
     )
-    saved, start, last, common = max(spans, default=(0, 0, 0, 0))
+    saved, start, last, common = max(spans)
     if saved < least:
-        return [(first, first + len(shared) + 1, 0)]
+        return whole
     before = common_beginnings(shared[: start - 1], least, first) if start else []
     after = common_beginnings(shared[last + 1 :], least, first + last + 1) if last < len(shared) else []
     return [*before, (first + start, first + last + 1, common), *after]
