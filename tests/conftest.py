@@ -47,7 +47,7 @@ pytest_plugins = ["agl.testing.capabilities"]
 collect_ignore = ["seventh"]
 
 # What the suites of `*_suite.py` assert is shown like what tests assert.
-pytest.register_assert_rewrite("engine_suite")
+pytest.register_assert_rewrite("engine_suite", "agl.testing.conformance", "agl.testing.open_calls")
 
 
 FAST = Path(__file__).parent / "unit"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -178,7 +179,8 @@ def _answered(scope: Scope, response: Any) -> None:
 
 
 def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
-    """The framework's stream, with the scope current while it is pulled; it ends with the stream."""
+    """The framework's stream, with the scope current while it is pulled; it ends with the stream, or when the stream is
+    dropped."""
     aside = Aside()
     with aside:
         scope = begin()
@@ -192,14 +194,17 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
         return stream
     updates: list[Any] = []
 
-    def finish() -> None:
+    def end(error: BaseException | None = None) -> None:
         content = scope.rollout.capture_content
         attributes = streamed_facts(updates, content) if scope.kind == semconv.CHAT else None
         with aside:
-            tracing.end(scope, error=stream._stream_error, attributes=attributes)
+            tracing.end(scope, error=error, attributes=attributes)
 
-    stream = stream.with_pull_context_manager(lambda: aside)
-    return stream.with_update_transform(updates.append).with_cleanup_hook(finish)
+    stream = stream.with_pull_context_manager(lambda: aside).with_update_transform(updates.append)
+    # Without a reference to the stream, which would live on with its hooks.
+    known = weakref.ref(stream)
+    weakref.finalize(stream, end).atexit = False
+    return stream.with_cleanup_hook(lambda: end(getattr(known(), "_stream_error", None)))
 
 
 def _returned(scope: Scope, result: Any) -> None:

@@ -2,7 +2,7 @@
 
 Hook: `register_configure_hook` with a variable of ours that holds our handler inside rollouts (langchain-core >= 1.0),
 which reaches every thread, task and bare model call without a patch. LangChain offers no way to unregister such a hook,
-so `uninstrument` removes it from LangChain's list.
+so `uninstrument` removes it from LangChain's list. Where LangChain calls no hook, methods are patched: `reading`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -20,8 +20,10 @@ from weakref import WeakKeyDictionary
 from agl import semconv, tracing
 from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.langchain import reading
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
+from agl.adapters.patching import Patches
 from agl.adapters.scopes import model_call, place, summariser, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
@@ -57,6 +59,7 @@ class LangChainTracer(InstrumentedTracer):
 _lock = threading.Lock()
 _attached: list[Any] = []
 """For each tracer that is on, LangChain's entry of the one handler."""
+_patches: Patches | None = None
 _naming_nodes = 0
 """The number of those for which the nodes of graphs are agents."""
 
@@ -67,13 +70,15 @@ def attach(*, nodes: bool = False) -> None:
     Args:
         nodes: the nodes of the user's graphs are agents.
     """
-    global _naming_nodes
+    global _naming_nodes, _patches
     from langchain_core.tracers.context import _configure_hooks, register_configure_hook
 
     with _lock:
         if not _attached:
-            variable: Any = _HandlerInRollouts(_handler())
+            handler: Any = _handler()
+            variable: Any = _HandlerInRollouts(handler)
             register_configure_hook(variable, inheritable=True)
+            _patches = reading.patched(handler.end_of)
         _attached.append(_attached[0] if _attached else _configure_hooks[-1])
         _naming_nodes += nodes
 
@@ -88,6 +93,8 @@ def detach(*, nodes: bool = False) -> None:
         _naming_nodes -= nodes
         if not _attached:
             _configure_hooks.remove(hook)
+            if _patches is not None:
+                _patches.restore()
 
 
 class _HandlerInRollouts:
@@ -109,15 +116,21 @@ class _Run:
 
     Attributes:
         around: the parent scope of the run's children: its own scope, or the one that it was started in.
-        label: names the run's agent. called: the run's own name. scope: the scope that it opened, if any.
+        label: names the run's agent.
+        parent: the run within which it was started; None where LangChain names none that is open.
+        called: the run's own name.
+        scope: the scope that it opened, if any.
         request: of a model call, its messages and its tools.
+        children: ids of the runs within it that have not ended.
     """
 
     around: Scope
     label: Label
+    parent: _Run | None = None
     called: str | None = None
     scope: Scope | None = None
     request: tuple[Sequence[Any], Sequence[Any]] = ((), ())
+    children: dict[UUID, None] = field(default_factory=dict)
 
     def opened(self, scope: Scope | None) -> None:
         if scope is not None:
@@ -160,13 +173,28 @@ def _handler() -> BaseCallbackHandler:
                 return None
             graph = None if above is None else above.called
             label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes), graph=graph)
-            run = self.runs[run_id] = _Run(parent, label, called)
+            run = self.runs[run_id] = _Run(parent, label, above, called)
+            if above is not None:
+                above.children[run_id] = None
+            return run
+
+        def _forget(self, run_id: UUID, error: BaseException | str | None = None) -> _Run | None:
+            """Remove a run. Those within it that LangChain has not ended end now, with the same error."""
+            run = self.runs.pop(run_id, None)
+            if run is None:
+                return None
+            if run.parent is not None:
+                run.parent.children.pop(run_id, None)
+            for child in reversed([*run.children]):
+                self._close(child, error)
             return run
 
         def _close(
             self, run_id: UUID, error: BaseException | str | None = None, attributes: dict[str, Any] | None = None
         ) -> None:
-            run = self.runs.pop(run_id, None)
+            if isinstance(error, GeneratorExit):
+                error = None  # a reader that stops early is no error
+            run = self._forget(run_id, error)
             if run is None or (scope := run.scope) is None:
                 return
             if run.label.is_node and scope.kind == semconv.INVOKE_AGENT and not _spoke(scope):
@@ -178,6 +206,12 @@ def _handler() -> BaseCallbackHandler:
                 if scope.kind == semconv.EXECUTE_TOOL:
                     attributes = {semconv.PAUSED: True}
             tracing.end(scope, error=error, attributes=attributes)
+
+        def end_of(self, scope: Scope, error: BaseException) -> None:
+            """End the run that opened a scope."""
+            for run_id, run in list(self.runs.items()):
+                if run.scope is scope:
+                    self._close(run_id, error)
 
         def on_chain_start(
             self,
@@ -287,7 +321,7 @@ def _handler() -> BaseCallbackHandler:
             run.opened(tool_run(name, arguments, call_id, agent=agent, parent=parent))
 
         def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-            run = self.runs.pop(run_id, None)
+            run = self._forget(run_id)
             if run is None or (scope := run.scope) is None:
                 return
             result = _tool_result(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))

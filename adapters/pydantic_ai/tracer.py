@@ -25,8 +25,6 @@ from agl.tracing.context import Scope
 
 _REASONS = {"tool_call": "tool_calls"}
 """Pydantic AI's finish reasons -> OpenAI's, where they differ."""
-_AGENTS: set[Scope] = set()
-"""The open scopes of agents. Streams that one task reads in turn leave theirs current for each other."""
 
 
 class PydanticAITracer(PatchingTracer):
@@ -115,34 +113,44 @@ def _capability_class() -> Any:
             self.id = "agl"
             self.around = tracing.current()
             """The parent of the run's scopes: the agent's, or the one in which the run began."""
+            self.error: BaseException | None = None
 
         def get_ordering(self) -> CapabilityOrdering:
             # A result of the user's own capability is no tool's run, and its changes of a call are recorded.
             return CapabilityOrdering(position="innermost")
 
         def parent(self) -> Scope | None:
-            return place(self.around, [*_AGENTS])
+            return place(self.around)
 
         async def wrap_run(self, ctx: Any, *, handler: Callable[[], Awaitable[Any]]) -> Any:
             name = ctx.agent.name if ctx.agent is not None else None
-            scope = agent_turn(name, parent=self.parent()) if name else None
+            # What is current here becomes current in the caller's task, who may only read the answer.
+            with Aside():
+                scope = agent_turn(name, parent=self.parent()) if name else None
             if scope is None:
                 return await handler()
             self.around = scope
-            _AGENTS.add(scope)
             try:
                 result = await handler()
             except asyncio.CancelledError:
-                # Also how it tells that a reader stopped early, which is no error.
-                _end(scope)
+                # Also how it tells that a reader stopped early: then no error was reported before.
+                _end(scope, self.error)
                 raise
             except BaseException as error:
                 _end(scope, error)
                 raise
-            finally:
-                _AGENTS.discard(scope)
             _end(scope)
             return result
+
+        async def on_run_error(self, ctx: Any, *, error: BaseException) -> Any:
+            self.error = error
+            raise error
+
+        async def wrap_node_run(self, ctx: Any, *, node: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+            if self.around is None or self.around.ended:
+                return await handler(node)
+            with tracing.inside(self.around):
+                return await handler(node)
 
         async def before_model_request(self, ctx: Any, request_context: Any) -> Any:
             last = request_context.messages[-1:]  # an empty history is the framework's own error

@@ -29,11 +29,12 @@ import agl
 from agl import semconv, tracing
 from agl.agents import registry as plugins
 from agl.agents.agent import Outcome, RolloutInfo
-from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.messages import Other, Text, ToolCall, read
 from agl.testing.capabilities import Row, capability, declared_by
+from agl.testing.open_calls import OpenCalls
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
+from agl.testing.runs import ASK, context, do, instrumented, of, reads, ways
 from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
 from agl.tracing.context import RolloutContext
 
@@ -42,10 +43,8 @@ __all__ = [
     "last_said", "serve", "tool_result", "uses_add",
 ]  # fmt: skip
 
-ASK = "what is 2+3?"
 
-
-class Conformance:
+class Conformance(OpenCalls):
     """The suite; pytest runs the subclasses whose names begin with "Test".
 
     Attributes:
@@ -63,6 +62,9 @@ class Conformance:
         if "way" in metafunc.fixturenames:
             each = [pytest.param(s, way, id=f"{s.name}-{way}") for s in subjects for way in ways(s)]
             metafunc.parametrize(("subject", "way"), each)
+        elif "read" in metafunc.fixturenames:
+            each = [pytest.param(s, read, id=f"{s.name}-{read}") for s in subjects for read in reads(s)]
+            metafunc.parametrize(("subject", "read"), each)
         elif "subject" in metafunc.fixturenames:
             metafunc.parametrize("subject", subjects, ids=[s.name for s in subjects])
 
@@ -457,27 +459,6 @@ class Conformance:
             assert of(rollout, semconv.CHAT)[0].attributes[semconv.RESPONSE_ID]
 
 
-def ways(subject: Subject) -> tuple[str, ...]:
-    return (*subject.ways, *subject.async_ways)
-
-
-def context(subject: Subject, gateway: Provider | None = None, *, agents: Any = None, id: str = "ro") -> RolloutContext:
-    outer = "outer" if subject.names_agents else "solver"
-    return RolloutContext(id, 1, outer, select(agents), gateway.root if gateway else None, "agl-key")
-
-
-def instrumented(subject: Subject) -> contextlib.AbstractContextManager[Any]:
-    """The subject's adapter switched on, and the tracers of the SDKs where those make the spans of model calls."""
-    return subject.tracer() if subject.traces_models else plugins.switched_on([subject.tracer()])
-
-
-def do(subject: Subject, agent: Any, question: Any = ASK, *, way: str | None = None) -> str:
-    """The answer of one run, in the first way that there is if none is given."""
-    way = way or ways(subject)[0]
-    answer = getattr(agent, way)(question)
-    return answer if way in subject.ways else asyncio.run(answer)
-
-
 def raised_in(rollout: RolloutContext, subject: Subject, agent: Any, way: str) -> Exception | None:
     """The exception with which the agent's run leaves the rollout."""
     try:
@@ -486,10 +467,6 @@ def raised_in(rollout: RolloutContext, subject: Subject, agent: Any, way: str) -
     except Exception as error:
         return error
     return None
-
-
-def of(rollout: RolloutContext, operation: str) -> list[Span]:
-    return [s for s in rollout.spans if s.operation == operation]
 
 
 def check_form(subject: Subject, chat: Span) -> None:

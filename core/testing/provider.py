@@ -45,7 +45,8 @@ class Reply:
     """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all.
 
     `fails`: a stream that ends in an error event instead. `reasoning`: what the model thinks first, as far as the API
-    shows it. A tool `space/name` is one of a namespace (Responses).
+    shows it. `holds`: a stream sends its last event only once this is set. A tool `space/name` is one of a namespace
+    (Responses).
     """
 
     content: str | None = None
@@ -53,6 +54,7 @@ class Reply:
     status: int = 200
     fails: bool = False
     reasoning: str | None = None
+    holds: threading.Event | None = None
 
 
 Script = Callable[[dict[str, Any]], Reply]
@@ -177,7 +179,11 @@ def _send(handler: BaseHTTPRequestHandler, payload: dict[str, Any], status: int 
     handler.wfile.write(data)
 
 
-def _stream(handler: BaseHTTPRequestHandler, events: Iterator[tuple[str | None, dict[str, Any] | str]]) -> None:
+def _stream(
+    handler: BaseHTTPRequestHandler,
+    events: Iterator[tuple[str | None, dict[str, Any] | str]],
+    holds: threading.Event | None,
+) -> None:
     handler.send_response(200)
     handler.send_header("content-type", "text/event-stream")
     handler.send_header("transfer-encoding", "chunked")
@@ -189,7 +195,10 @@ def _stream(handler: BaseHTTPRequestHandler, events: Iterator[tuple[str | None, 
         handler.wfile.flush()
 
     try:
-        for name, data in events:
+        *earlier, last = events
+        for name, data in (*earlier, last):
+            if data is last[1] and holds is not None:
+                holds.wait(60)
             payload = data if isinstance(data, str) else json.dumps(data)
             write((f"event: {name}\n" if name else "") + f"data: {payload}\n\n")
         handler.wfile.write(b"0\r\n\r\n")
@@ -235,7 +244,7 @@ def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, A
             yield None, {**head, "object": "chat.completion.chunk", "choices": [], "usage": usage}
         yield None, "[DONE]"
 
-    _stream(handler, events())
+    _stream(handler, events(), reply.holds)
 
 
 def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
@@ -293,7 +302,7 @@ def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[s
             return
         yield {"type": "response.completed", "response": response}
 
-    _stream(handler, ((e["type"], e | {"sequence_number": n}) for n, e in enumerate(events())))
+    _stream(handler, ((e["type"], e | {"sequence_number": n}) for n, e in enumerate(events())), reply.holds)
 
 
 def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, Any], reply: Reply) -> None:
@@ -332,7 +341,7 @@ def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[st
         yield {"type": "message_delta", "delta": ended, "usage": {"output_tokens": 3}}
         yield {"type": "message_stop"}
 
-    _stream(handler, ((e["type"], e) for e in events()))
+    _stream(handler, ((e["type"], e) for e in events()), reply.holds)
 
 
 def _google(handler: BaseHTTPRequestHandler, provider: Provider, reply: Reply, *, stream: bool) -> None:
@@ -352,6 +361,6 @@ def _google(handler: BaseHTTPRequestHandler, provider: Provider, reply: Reply, *
         yield None, failure if reply.fails else {**response([{"text": ""}], finishReason="STOP"), **usage}
 
     if stream:
-        _stream(handler, events())
+        _stream(handler, events(), reply.holds)
     else:
         _send(handler, {**response(parts, finishReason="STOP"), **usage})

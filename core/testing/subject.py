@@ -113,6 +113,11 @@ class Subject:
         ways: how an agent can be run, by method name (`invoke`, `stream`, `batch`, ...); each returns the final text.
             May be empty.
         async_ways: the same, awaited (`ainvoke`, `astream`, ...). May be empty.
+        sync_reads: how an agent's answer can be read in pieces, by method name; each returns an iterator. May be
+            empty.
+        async_reads: the same with asynchronous iterators. May be empty.
+        closes_reads: whether who stops reading early closes the asynchronous iterator in the same task, as frameworks
+            ask whose streams are context managers; otherwise it is dropped.
         gaps: what the framework itself does otherwise (`GAPS`), tested in the adapter's own tests.
     """
 
@@ -132,7 +137,15 @@ class Subject:
     finish_reasons: ClassVar[tuple[str, ...]] = ("tool_calls", "stop")
     ways: ClassVar[tuple[str, ...]] = ()
     async_ways: ClassVar[tuple[str, ...]] = ()
+    sync_reads: ClassVar[tuple[str, ...]] = ()
+    async_reads: ClassVar[tuple[str, ...]] = ()
+    closes_reads: ClassVar[bool] = False
     gaps: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def reads(self) -> bool:
+        """Whether an agent's answer can be read in pieces."""
+        return bool(self.sync_reads or self.async_reads)
 
     def agent(self, url: str, name: str) -> Any:
         """An agent of that name with its model at `url`, which ends in /v1. It has the methods of `ways`."""

@@ -6,7 +6,6 @@ from agl.tracing.context import (
     Scope,
     close,
     current,
-    enclosing,
     end,
     idle,
     innermost,
@@ -23,7 +22,6 @@ from agl.tracing.context import (
 __all__ = [
     "close",
     "current",
-    "enclosing",
     "end",
     "idle",
     "innermost",

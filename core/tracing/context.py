@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import SpanContext
 
-    from agl.tracing.open_span import OpenSpan
+    from agl.tracing.open_span import EndedSpan, OpenSpan
 
 log = logging.getLogger("agl")
 
@@ -159,12 +159,18 @@ def restore(scope: Scope | None) -> None:
     _current.set(scope)
 
 
-def enclosing(kind: str) -> Scope | None:
-    """The innermost open scope of one kind ("chat", "execute_tool", "invoke_agent")."""
+_ACTORS = (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.INVOKE_AGENT)
+
+
+def model_call() -> Scope | None:
+    """The `chat` scope of the model call in which this code runs; None outside of one.
+
+    An agent or a tool that runs within a model call makes calls of its own.
+    """
     scope = current()
-    while scope is not None and (scope.ended or scope.kind != kind):
+    while scope is not None and (scope.ended or scope.kind not in _ACTORS):
         scope = scope.parent
-    return scope
+    return scope if scope is not None and scope.kind == semconv.CHAT else None
 
 
 @functools.cache
@@ -188,6 +194,13 @@ def _open_span() -> type[OpenSpan]:
     from agl.tracing.open_span import OpenSpan
 
     return OpenSpan
+
+
+@functools.cache
+def _ended_span() -> type[EndedSpan]:
+    from agl.tracing.open_span import EndedSpan
+
+    return EndedSpan
 
 
 def start(
@@ -316,6 +329,8 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
         rollout.spans.append(finished)
         if rollout.on_span_end is not None:
             rollout.on_span_end(finished)
+    # A context may hold the scope for as long as a connection or a pooled thread lives.
+    scope.span = _ended_span()(span)
     held = _current.get()
     if held is not None and held.ended:
         _current.set(innermost())

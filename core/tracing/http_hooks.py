@@ -143,7 +143,7 @@ def _async(original: Callable[..., Any], read: Reader, label: str) -> Callable[.
 def _begin(label: str, read: Reader, args: Any, kwargs: Any) -> Scope | None:
     """The scope of a model request that nobody else has seen; None for all other requests."""
     here = context.current()
-    if here is None or _seen.get() or context.enclosing(semconv.CHAT) is not None:
+    if here is None or _seen.get() or context.model_call() is not None:
         return None
     try:
         request = read(*args, **kwargs)

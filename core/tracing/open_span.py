@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from time import time_ns
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from agl.mdp import spans as plain
 
@@ -95,6 +96,16 @@ class OpenSpan(Span):
             self._attributes,  # type: ignore[arg-type]
             tuple(plain.Event(e.name, e.timestamp / 1e9, dict(e.attributes or {})) for e in self._events),
         )
+
+
+class EndedSpan(NonRecordingSpan):
+    """What a scope keeps of a span that has ended: its ids and its name, and none of its texts."""
+
+    attributes: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+    def __init__(self, span: OpenSpan) -> None:
+        super().__init__(span.get_span_context())
+        self.name = span.name
 
 
 def _checked(attributes: Mapping[str, Any]) -> dict[str, Any]:

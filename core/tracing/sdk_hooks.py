@@ -170,7 +170,7 @@ def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., 
             call = None if context.idle() else _routed(sdk, self, args, kwargs)
             if call is None:
                 return await inherited(self, *args, **kwargs)
-            with call.failing():
+            with call.sending():
                 client = call.client_to_send(is_async=True)
                 with http_hooks.seen():
                     result = await inherited(client, *call.args, **call.kwargs)
@@ -184,7 +184,7 @@ def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., 
         call = None if context.idle() else _routed(sdk, self, args, kwargs)
         if call is None:
             return inherited(self, *args, **kwargs)
-        with call.failing():
+        with call.sending():
             client = call.client_to_send(is_async=False)
             with http_hooks.seen():
                 result = inherited(client, *call.args, **call.kwargs)
@@ -219,8 +219,9 @@ class _RoutedRequest:
         else:
             model = self.body.get("model") if isinstance(self.body, dict) else None
         wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
-        # A span is opened unless a framework's `chat` span is open already; the request is counted on either.
-        chat = context.enclosing(semconv.CHAT)
+        self.outside = context.snapshot()
+        # A span is opened unless the request is made in a framework's call, which has one; it is counted on either.
+        chat = context.model_call()
         if chat is not None and scope.untrained and not chat.untrained:
             chat = None  # an untrained call in the middle of the agent's own call
         if chat is not None:
@@ -317,14 +318,20 @@ class _RoutedRequest:
         return _with_id(result, scope)
 
     @contextlib.contextmanager
-    def failing(self) -> Iterator[None]:
-        """Ends the span with the error that the block raises."""
+    def sending(self) -> Iterator[None]:
+        """The block that sends the request. An error of it ends the span.
+
+        The span of a stream is open after the block, but what its reader calls meanwhile is not within it.
+        """
         try:
             yield
         except BaseException as error:
             if self.opened is not None and self.observer is not None:
                 self.observer.failed(self.opened, error)
             raise
+        finally:
+            if self.opened is not None:
+                context.restore(self.outside)
 
 
 def _with_id(result: Any, chat: Scope) -> Any:

@@ -56,14 +56,19 @@ def _scope_to_carry() -> Scope | None:
     return scope if scope is not None and not scope.rollout.closed else None
 
 
+def _is_pool_worker(thread: threading.Thread) -> bool:
+    """Whether a thread outlives the task that started it: each of its tasks brings its own scope."""
+    of_executor = getattr(thread, "_target", None) is _pool._worker  # type: ignore[attr-defined]
+    return of_executor or type(thread).__module__.startswith("anyio.")
+
+
 def _patch_threads() -> None:
     start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
 
     @functools.wraps(start_thread)
     def carried_start(self: threading.Thread) -> None:
         scope = _scope_to_carry()
-        # A pool's worker outlives the task that started it; each of its tasks brings its own scope.
-        if scope is not None and getattr(self, "_target", None) is not _pool._worker:  # type: ignore[attr-defined]
+        if scope is not None and not _is_pool_worker(self):
             self.run = functools.partial(_in_scope, scope, self.run)  # type: ignore[method-assign]
         start_thread(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
@@ -20,6 +21,7 @@ class AgentFramework(Subject):
     takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "call_errors", "reasoning"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -113,3 +115,7 @@ class _Runs:
         async for _ in stream:
             pass
         return (await stream.get_final_response()).text.strip()
+
+    async def apieces(self, question: str) -> AsyncIterator[Any]:
+        async for update in self.agent.run(question, stream=True):
+            yield update

@@ -83,6 +83,8 @@ class BareAnthropic(Subject):
     ]
     ways = Loop.ways
     async_ways = Loop.async_ways
+    sync_reads = Loop.sync_reads
+    async_reads = Loop.async_reads
 
     def agent(self, url: str, name: str) -> Any:
         loop = MessagesLoop(url)

@@ -21,6 +21,7 @@ class AutoGen(Subject):
     takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "mcp"})
     raises_tool_errors: ClassVar[bool] = False
     """AutoGen tells the model of a tool's exception and goes on."""
@@ -125,3 +126,7 @@ class _Runs:
 
     def stream(self, question: str) -> str:
         return asyncio.run(self.astream(question))
+
+    def apieces(self, question: str) -> AsyncIterator[Any]:
+        agent = assistant(self.url, self.name, system_message=self.prompt, model_client_stream=True, **self.tools)
+        return agent.run_stream(task=question)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from subject_openai import PARAMETERS
@@ -60,6 +60,13 @@ class GenerateLoop(Loop):
 
         return await self.arun(question, ask)
 
+    def pieces(self, question: Any) -> Iterator[Any]:
+        return self.client.models.generate_content_stream(**self.request(self.opening(question)))
+
+    async def apieces(self, question: Any) -> AsyncIterator[Any]:
+        async for event in await self.client.aio.models.generate_content_stream(**self.request(self.opening(question))):
+            yield event
+
 
 class BareGoogleGenAI(Subject):
     name = "google_genai"
@@ -74,6 +81,8 @@ class BareGoogleGenAI(Subject):
     takes_prompt = True
     ways = ("invoke", "stream")
     async_ways = ("ainvoke", "astream")
+    sync_reads = ("pieces",)
+    async_reads = ("apieces",)
 
     def agent(self, url: str, name: str) -> Any:
         loop = GenerateLoop(url)

@@ -108,6 +108,8 @@ class BareOpenAI(Subject):
     traces_tools = False
     ways = Loop.ways
     async_ways = Loop.async_ways
+    sync_reads = Loop.sync_reads
+    async_reads = Loop.async_reads
     takes_prompt = True
     image_question: ClassVar[Any] = [
         {"type": "text", "text": "what is 2+3?"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 from agl.adapters.openai_agents import OpenAIAgentsTracer
@@ -18,6 +19,7 @@ class OpenAIAgents(Subject):
     takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -120,3 +122,9 @@ class _Runs:
 
     def stream(self, question: str) -> str:
         return asyncio.run(self.astream(question))
+
+    async def apieces(self, question: str) -> AsyncIterator[Any]:
+        from agents import Runner
+
+        async for event in Runner.run_streamed(self.agent, question).stream_events():
+            yield event

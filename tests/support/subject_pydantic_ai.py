@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
 from agl.adapters.pydantic_ai import PydanticAITracer
@@ -16,6 +17,9 @@ class PydanticAI(Subject):
     takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream", "astream_events")
+    sync_reads: ClassVar[tuple[str, ...]] = ("pieces",)
+    async_reads: ClassVar[tuple[str, ...]] = ("apieces", "apieces_of_events", "nodes")
+    closes_reads = True
     gaps: ClassVar[frozenset[str]] = frozenset({"mcp", "call_errors"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -103,3 +107,21 @@ class _Runs:
 
         async with self.agent.run_stream_events(question) as events:
             return [e async for e in events if isinstance(e, AgentRunResultEvent)][-1].result.output.strip()
+
+    def pieces(self, question: str) -> Iterator[Any]:
+        return self.agent.run_stream_sync(question).stream_text(delta=True)
+
+    async def apieces(self, question: str) -> AsyncIterator[Any]:
+        async with self.agent.run_stream(question) as result:
+            async for text in result.stream_text(delta=True):
+                yield text
+
+    async def apieces_of_events(self, question: str) -> AsyncIterator[Any]:
+        async with self.agent.run_stream_events(question) as events:
+            async for event in events:
+                yield event
+
+    async def nodes(self, question: str) -> AsyncIterator[Any]:
+        async with self.agent.iter(question) as run:
+            async for node in run:
+                yield node

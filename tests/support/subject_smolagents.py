@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from agl.adapters.smolagents import SmolagentsTracer
@@ -18,6 +19,7 @@ class Smolagents(Subject):
     takes_prompt = True
     finish_reasons = ("tool_calls", "tool_calls")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
+    sync_reads: ClassVar[tuple[str, ...]] = ("pieces",)
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "tool_reports", "call_errors", "mcp"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -95,3 +97,6 @@ class _Runs:
 
     def stream(self, question: str) -> str:
         return str([*build(**self.options, stream_outputs=True).run(question, stream=True)][-1].output).strip()
+
+    def pieces(self, question: str) -> Iterator[Any]:
+        return build(**self.options, stream_outputs=True).run(question, stream=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 from agl.adapters.strands import StrandsTracer
@@ -17,6 +18,7 @@ class Strands(Subject):
     takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -79,3 +81,6 @@ class _Runs:
     async def astream(self, question: str) -> str:
         events = [e async for e in build(*self.arguments).stream_async(question)]
         return "".join(e["data"] for e in events if "data" in e).strip()
+
+    def apieces(self, question: str) -> AsyncIterator[Any]:
+        return build(*self.arguments).stream_async(question)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar
 
 from agl.adapters.langchain import LangChainTracer
@@ -18,6 +18,8 @@ class Loop:
 
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream", "raw", "raw_stream", "raw_body")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream", "araw", "araw_stream", "araw_body")
+    sync_reads: ClassVar[tuple[str, ...]] = ("pieces", "raw_pieces")
+    async_reads: ClassVar[tuple[str, ...]] = ("apieces", "araw_pieces")
     prompt: str | None = None
     final: ClassVar[str]
     """The method of the streaming helper that gives the whole answer."""
@@ -128,6 +130,25 @@ class Loop:
 
         return await self.arun(question, ask)
 
+    def pieces(self, question: Any) -> Iterator[Any]:
+        """The events of the first answer."""
+        return iter(self.resource(is_async=False).create(**self.request(self.opening(question)), stream=True))
+
+    def raw_pieces(self, question: Any) -> Iterator[Any]:
+        create = self.resource(is_async=False).with_raw_response.create
+        return iter(create(**self.request(self.opening(question)), stream=True).parse())
+
+    async def apieces(self, question: Any) -> AsyncIterator[Any]:
+        async for event in await self.resource(is_async=True).create(
+            **self.request(self.opening(question)), stream=True
+        ):
+            yield event
+
+    async def araw_pieces(self, question: Any) -> AsyncIterator[Any]:
+        create = self.resource(is_async=True).with_raw_response.create
+        async for event in await _now(await create(**self.request(self.opening(question)), stream=True)):
+            yield event
+
 
 async def _now(raw: Any) -> Any:
     """What a raw response of an async client holds; reading it is async in some versions."""
@@ -147,6 +168,8 @@ class LangChain(Subject):
     ]
     ways = ("invoke", "stream", "batch")
     async_ways = ("ainvoke", "astream", "astream_events", "abatch")
+    sync_reads = ("pieces",)
+    async_reads = ("apieces", "apieces_of_events")
     gaps: ClassVar[frozenset[str]] = frozenset({"mcp", "reasoning"})
 
     def reporting(self, url: str, name: str) -> Any:
@@ -221,6 +244,15 @@ class _Graph:
     async def astream_events(self, question: str) -> str:
         events = [e async for e in self.graph.astream_events(self.ask(question), version="v2")]
         return self.last(events[-1]["data"]["output"])
+
+    def pieces(self, question: str) -> Iterator[Any]:
+        return self.graph.stream(self.ask(question), stream_mode="messages", subgraphs=True)
+
+    def apieces(self, question: str) -> AsyncIterator[Any]:
+        return self.graph.astream(self.ask(question), stream_mode="messages", subgraphs=True)
+
+    def apieces_of_events(self, question: str) -> AsyncIterator[Any]:
+        return self.graph.astream_events(self.ask(question), version="v2")
 
     def batch(self, question: str) -> str:
         return self.last(self.graph.batch([self.ask(question)])[0])

@@ -41,7 +41,7 @@ def named(spans: list[Span], name: str) -> Span:
 def test_spans_nest_and_carry_who_and_where() -> None:
     with tracing.running(rollout := context()) as root:
         with tracing.span(semconv.INVOKE_AGENT, "sub", agent="sub"), tracing.span(semconv.CHAT, "m"):
-            assert tracing.enclosing(semconv.INVOKE_AGENT).agent == "sub"  # type: ignore[union-attr]
+            assert tracing.current().agent == "sub"  # type: ignore[union-attr]
         assert tracing.current() is root
     assert [s.name for s in rollout.spans] == ["chat m", "invoke_agent sub", "invoke_agent main"]
     chat, sub, main = rollout.spans
