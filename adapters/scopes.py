@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from agl import semconv, tracing
+from agl.messages.tool_output import tool_output
 from agl.tracing.context import Scope
 
 
@@ -110,12 +111,35 @@ def last_chat(scope: Scope | None) -> str | None:
     return next((s.span_id for s in spans if s.operation == semconv.CHAT and s.parent_id == scope.span_id), None)
 
 
-def tool_end(scope: Scope, result: str, *, failed: bool | str = False) -> None:
-    """End a tool's scope with the result that the model gets; `failed` may say why the tool failed."""
+def tool_end(
+    scope: Scope,
+    returned: Any,
+    *,
+    failed: bool | str = False,
+    error: BaseException | None = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """End a tool's scope with what the tool returned, the object itself: `tool_output` makes text and outcome of it.
+
+    Args:
+        returned: what the tool returned, before the framework puts it into words.
+        failed: whether the framework knows that the tool failed; a text says why.
+        error: the exception that the framework turned into the result.
+        attributes: of the span.
+    """
     content = scope.rollout.capture_content
-    why = failed if isinstance(failed, str) else result
-    error = None if failed is False else (content and why) or "the tool failed"
-    tracing.end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
+    output = tool_output(returned)
+    failure: BaseException | str | None = error
+    if error is None and (failed is not False or output.failed):
+        why = failed if isinstance(failed, str) else output.text
+        failure = (content and why) or "the tool failed"
+    by_result = failure is not None and error is None and failed is False and not output.marked
+    facts = {
+        semconv.TOOL_CALL_RESULT: output.text if content else None,
+        semconv.FAILED_BY_RESULT: by_result or None,
+        **(attributes or {}),
+    }
+    tracing.end(scope, error=failure, attributes=facts)
 
 
 def handoff(from_agent: str, to_agent: str, call_id: str | None) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from agl import tracing
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, tool_end, tool_run
+from agl.messages.tool_output import tool_output
 from agl.tracing.context import within
 
 
@@ -73,12 +73,13 @@ def _end(scope: Any, result: Any) -> None:
     if error is not None:
         tracing.end(scope, error=error)
     elif hasattr(result, "result"):
-        tool_end(scope, "\n".join(_text(part) for part in result.result.parts))
+        values = [_value(part) for part in result.result.parts]
+        tool_end(scope, values[0] if len(values) == 1 else "\n".join(tool_output(value).text for value in values))
     else:
         # A client-side tool: its result comes with the client's next request.
         tracing.end(scope)
 
 
-def _text(part: Any) -> str:
+def _value(part: Any) -> Any:
     content = getattr(part, "content", None)
-    return content if isinstance(content, str) else json.dumps(getattr(part, "data", repr(part)), default=str)
+    return content if isinstance(content, str) else getattr(part, "data", repr(part))

@@ -292,8 +292,7 @@ def _handler() -> BaseCallbackHandler:
                 return
             result = _tool_result(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))
             scope.span.set_attribute(semconv.HANDOFF_TO, _handoff_target(output))
-            failed = getattr(result, "status", None) == "error"
-            tool_end(scope, str(getattr(result, "content", result)), failed=failed)
+            tool_end(scope, result)
 
         def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
             self._close(run_id, error)
@@ -327,11 +326,14 @@ def _structured_answers(outputs: Any) -> list[str]:
 
 
 def _tool_result(output: Any, call_id: Any) -> Any:
-    """The result that the model gets: the tool's output, or the message of a `Command` that answers the call."""
+    """The result that the model gets: the tool's output, or the message in a `Command` or a list that answers the
+    call."""
     update = getattr(output, "update", None)
-    if not isinstance(update, Mapping) or not hasattr(output, "goto"):
-        return output
-    answers = [m for m in update.get("messages") or () if getattr(m, "tool_call_id", None) == call_id]
+    if isinstance(update, Mapping) and hasattr(output, "goto"):
+        messages = update.get("messages") or ()
+    else:
+        messages = output if isinstance(output, list) else ()
+    answers = [m for m in messages if call_id is not None and getattr(m, "tool_call_id", None) == call_id]
     return answers[-1] if answers else output
 
 

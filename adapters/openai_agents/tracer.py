@@ -30,6 +30,7 @@ from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import place
 from agl.messages import ToolCall
+from agl.messages.tool_output import ToolOutput, tool_output
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
 
@@ -226,7 +227,7 @@ class _Spans:
             attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
             if content:
                 attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
-                attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _output_text(data.output)
+                attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else tool_output(data.output).text
         elif data.type == "handoff" and data.to_agent:
             scope.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
             attributes = {
@@ -345,9 +346,12 @@ def _error(span: Any, opened: _Open) -> BaseException | str | None:
         wrapped = type(error).__name__ == "UserError" and isinstance(error.__cause__, Exception)
         return error.__cause__ if wrapped else error
     if opened.failed:
-        return _output_text(span.span_data.output) if content and span.span_data.output else "the tool failed"
+        output = _output(span)
+        return output.text if content and output is not None and output.text else "the tool failed"
     if opened.reported is not None and content:
         return opened.reported
+    if opened.error is None and (output := _output(span)) is not None and output.failed:
+        return output.text if content else "the tool failed"
     if opened.error is None:
         return None
     detail = (opened.error.get("data") or {}).get("error") if content else None
@@ -357,10 +361,10 @@ def _error(span: Any, opened: _Open) -> BaseException | str | None:
 # -- the SDK's span data ----------------------------------------------------------------------------------------------
 
 
-def _output_text(output: Any) -> str:
-    """A tool's output as text; MCP tools give parts."""
-    parts = output if isinstance(output, list) else [output]
-    return "\n".join(str(p["text"]) if isinstance(p, dict) and "text" in p else str(p) for p in parts)
+def _output(span: Any) -> ToolOutput | None:
+    """What the tool of a span returned; None of other spans, and where the SDK does not record it."""
+    output = getattr(span.span_data, "output", None) if span.span_data.type == "function" else None
+    return None if output is None else tool_output(output)
 
 
 def _model(data: Any) -> str:

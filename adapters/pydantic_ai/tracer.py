@@ -204,13 +204,7 @@ def _end(
 
 def _returned(scope: Scope | None, result: Any, *, failed: bool = False) -> None:
     if scope is not None:
-        tool_end(scope, _text(getattr(result, "return_value", result)), failed=failed)
-
-
-def _text(value: Any) -> str:
-    from pydantic_core import to_json
-
-    return value if isinstance(value, str) else to_json(value, fallback=str, serialize_unknown=True).decode()
+        tool_end(scope, getattr(result, "return_value", result), failed=failed)
 
 
 def _facts(response: Any, content: bool) -> dict[str, Any]:

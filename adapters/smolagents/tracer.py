@@ -148,7 +148,7 @@ def _calling(tool: Any, *args: Any, **kwargs: Any) -> Iterator[Callable[[Any], N
             issued.id if issued else None,
             issued_by=issued.issued_by if issued else None,
         )
-        with within(scope, lambda scope, result: tool_end(scope, str(result))) as returns:
+        with within(scope, tool_end) as returns:
             yield returns
     finally:
         _call.reset(claimed)

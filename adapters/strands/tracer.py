@@ -20,7 +20,7 @@ from agl import semconv, tracing
 from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, around, around_async, model_call, summariser, tool_run
+from agl.adapters.scopes import agent_turn, around, around_async, model_call, summariser, tool_end, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
 from agl.tracing.context import Scope, within
@@ -143,19 +143,16 @@ def _tool_stage(terminal: Chain) -> Chain:
 
         def finish(scope: Scope, error: BaseException | None) -> None:
             attributes: dict[str, Any] = {}
-            failure: BaseException | str | None = _failure(error)
+            failure = _failure(error)
             if error is not None and failure is None:
                 attributes[semconv.PAUSED] = True
-            if results:
-                [event] = results
-                text = _text(event.tool_result)
-                if scope.rollout.capture_content:
-                    attributes[semconv.TOOL_CALL_RESULT] = text
-                if failure is None and event.tool_result.get("status") == "error":
-                    failure = event.exception or (text if scope.rollout.capture_content else "the tool failed")
-                if failure is None and context.tool_use["name"] == "handoff_to_agent":
-                    attributes[semconv.HANDOFF_TO] = (context.tool_use.get("input") or {}).get("agent_name")
-            tracing.end(scope, error=failure, attributes=attributes)
+            if not results:
+                tracing.end(scope, error=failure, attributes=attributes)
+                return
+            [event] = results
+            if event.tool_result.get("status") != "error" and context.tool_use["name"] == "handoff_to_agent":
+                attributes[semconv.HANDOFF_TO] = (context.tool_use.get("input") or {}).get("agent_name")
+            tool_end(scope, event.tool_result, error=failure or event.exception, attributes=attributes)
 
         return traced(begin, lambda: terminal(context), finish, seen)
 

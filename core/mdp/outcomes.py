@@ -8,7 +8,6 @@ run it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,30 +16,12 @@ from agl import semconv
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
+from agl.messages.tool_output import reports_failure
 
 TOOL_RESULTS = "tool_results"
 """Key of `Call.request`: the results of tool calls in the request, as `[{"id", "name", "failed"}]`."""
 UNKNOWN_TOOLS = "unknown_tools"
 """Key of `Call.request`: ids of tool calls in the response that name a tool which the request did not offer."""
-_SAYS_ERROR = re.compile(r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b)", re.I)
-
-
-def reports_failure(result: str) -> bool:
-    """Whether a tool's result says that it failed, though nothing was raised."""
-    try:
-        value = json.loads(result)
-    except (ValueError, RecursionError):
-        return _SAYS_ERROR.match(result) is not None
-    if isinstance(value, str):
-        return _SAYS_ERROR.match(value) is not None
-    if not isinstance(value, Mapping):
-        return False
-    fields = {str(k).lower().replace("_", ""): v for k, v in value.items()}
-    return (
-        any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))
-        or any(fields.get(key) is False for key in ("success", "ok"))
-        or str(fields.get("status", "")).lower() in ("error", "failed", "failure")
-    )
 
 
 @dataclass(frozen=True, slots=True)
