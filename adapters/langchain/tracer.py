@@ -111,6 +111,7 @@ class _Run:
         around: the parent scope of the run's children: its own scope, or the one that it was started in.
         label: names the run's agent. called: the run's own name. scope: the scope that it opened, if any.
         request: of a model call, its messages and its tools.
+        resumed_with: what a person answered, where the graph goes on after a pause.
     """
 
     around: Scope
@@ -118,6 +119,7 @@ class _Run:
     called: str | None = None
     scope: Scope | None = None
     request: tuple[Sequence[Any], Sequence[Any]] = ((), ())
+    resumed_with: str | None = None
 
     def opened(self, scope: Scope | None) -> None:
         if scope is not None:
@@ -161,6 +163,7 @@ def _handler() -> BaseCallbackHandler:
             graph = None if above is None else above.called
             label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes), graph=graph)
             run = self.runs[run_id] = _Run(parent, label, called)
+            run.resumed_with = None if above is None else above.resumed_with
             return run
 
         def _close(
@@ -195,8 +198,10 @@ def _handler() -> BaseCallbackHandler:
             if run is None:
                 return
             agent, parent = run.label.agent, run.around
+            run.resumed_with = _persons_answer(inputs) or run.resumed_with
             if agent and (run.label.is_node or agent != parent.agent):
-                run.opened(tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent))
+                facts = {semconv.RESUMED_WITH: run.resumed_with if parent.rollout.capture_content else None}
+                run.opened(tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent, attributes=facts))
 
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
             run = self.runs.get(run_id)
@@ -335,6 +340,24 @@ def _tool_result(output: Any, call_id: Any) -> Any:
         messages = output if isinstance(output, list) else ()
     answers = [m for m in messages if call_id is not None and getattr(m, "tool_call_id", None) == call_id]
     return answers[-1] if answers else output
+
+
+def _persons_answer(inputs: Any) -> str | None:
+    """The longest text of a `Command` that resumes a paused graph; other texts in it say what kind of answer it is."""
+    if not hasattr(inputs, "resume") or not hasattr(inputs, "goto"):
+        return None
+    return max(_texts_in(inputs.resume), key=len, default=None)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts_in(part)
 
 
 def _handoff_target(output: Any) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 from agl import semconv
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
+from agl.mdp.tool_runs import is_answered, persons_answers, tool_name
 from agl.mdp.types import Call
 from agl.messages.tool_output import reports_failure
 
@@ -71,7 +72,7 @@ def tool_outcomes(index: SpanIndex) -> list[ToolOutcome]:
     ]
     handoff_ids = {_id(s) for s in index.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
     known_ids = {_id(s) for s in tools} | handoff_ids | index.answers
-    tools_without_id = {_tool(s) for s in tools if _id(s) is None}
+    tools_without_id = {tool_name(s) for s in tools if _id(s) is None}
     runs = [s for s in tools if _failed(s) or (semconv.HANDOFF_TO not in s.attributes and _id(s) not in handoff_ids)]
     outcomes = [_of_span(s, index) for s in runs if not _is_inner(s, index)]
     # A result of a tool that has spans without ids may belong to one of these: it is counted once.
@@ -115,7 +116,7 @@ def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
     result = span.attributes.get(semconv.TOOL_CALL_RESULT)
     failed = _failed(span) or (result is not None and reports_failure(str(result)))
     return ToolOutcome(
-        tool=_tool(span),
+        tool=tool_name(span),
         tool_call_id=_id(span),
         agent=call.agent if call is not None else span.agent or "",
         call=call,
@@ -129,6 +130,7 @@ def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
 def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
     """Outcomes of the tool results in requests; a result that later requests repeat counts once, as failed if any of
     them says so: what asks for the policy's answers, a tool perhaps, may tell it another result first."""
+    answers = persons_answers(index.spans.values())
     texts: dict[tuple[str, bool], str] = {}
     names: dict[str, str] = {}
     failed: set[str] = set()
@@ -149,6 +151,8 @@ def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
         if call is None:
             continue
         text = texts.get((tool_call_id, tool_call_id in failed))
+        if is_answered(text or "", answers):
+            continue
         chat = index.spans.get(call.span_id or "")
         # A framework that runs the tools itself and left no span did not run this one.
         runs_tools = chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
@@ -186,10 +190,6 @@ def _is_inner(span: Span, index: SpanIndex) -> bool:
         if outer.operation == semconv.EXECUTE_TOOL and _id(outer) is not None and _id(outer) == _id(span):
             return True
     return False
-
-
-def _tool(span: Span) -> str:
-    return str(span.attributes.get(semconv.TOOL_NAME) or span.name.removeprefix(f"{semconv.EXECUTE_TOOL} "))
 
 
 def _id(span: Span) -> str | None:

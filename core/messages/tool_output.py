@@ -103,7 +103,7 @@ def _written_value(text: str) -> Any:
         return None
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
-    if start == "{" and len(text) <= _LITERAL:
+    if start in ("{", "[") and len(text) <= _LITERAL:
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             return ast.literal_eval(text.strip())
     return None

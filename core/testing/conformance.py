@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -29,13 +29,16 @@ import agl
 from agl import semconv, tracing
 from agl.agents import registry as plugins
 from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.outcomes import tool_outcomes
 from agl.mdp.selection import select
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.messages import Other, Text, ToolCall, read
 from agl.testing.capabilities import Row, capability, declared_by
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
 from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
 from agl.tracing.context import RolloutContext
+from agl.tracing.inferred import completed
 
 __all__ = [
     "GAPS", "KEY", "NO_NUMBERS", "Conformance", "Provider", "Reply", "Script", "Subject", "ToolFailed", "add",
@@ -43,6 +46,35 @@ __all__ = [
 ]  # fmt: skip
 
 ASK = "what is 2+3?"
+
+
+def raises() -> Any:
+    raise ToolFailed("a is negative")
+
+
+FAILURES: Mapping[str, Callable[[], Any]] = {
+    "an object with an error": lambda: {"error": "sold out"},
+    "an object without success": lambda: {"success": False, "reason": "sold out"},
+    "an object with its status": lambda: {"status": "failed"},
+    "JSON with an error": lambda: '{"error": "sold out"}',
+    "an object as Python writes it": lambda: str({"error": "sold out"}),
+    "a text": lambda: "Error: sold out",
+    "text blocks": lambda: [{"type": "text", "text": "Error: sold out"}],
+    "an MCP result": lambda: {"content": [{"type": "text", "text": "sold out"}], "isError": True},
+    "an exception": raises,
+}
+"""Ways in which a tool says that it failed."""
+SUCCESSES: Mapping[str, Callable[[], Any]] = {
+    "no error": lambda: {"error": None, "rows": 3},
+    "no errors": lambda: {"errors": []},
+    "success": lambda: {"success": True, "status": "ok"},
+    "JSON without an error": lambda: '{"error": null, "rows": 3}',
+    "an object as Python writes it": lambda: str({"error": None, "rows": 3}),
+    "a text": lambda: "errors: 0",
+    "text blocks": lambda: [{"type": "text", "text": "errors: 0"}],
+    "an MCP result": lambda: {"content": [{"type": "text", "text": "sold out"}], "isError": False},
+}
+"""Results that look like failures."""
 
 
 class Conformance:
@@ -158,6 +190,26 @@ class Conformance:
         assert NO_NUMBERS in str(tool.attributes[semconv.TOOL_CALL_RESULT])
         check_call_id(subject, tool, provider)
         assert {s.status for s in rollout.spans if s is not tool} == {"unset"}
+
+    @capability("what a tool returned tells its outcome, in whichever form")
+    def test_what_a_tool_returned_tells_its_outcome(
+        self, subject: Subject, provider: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: dict[str, dict[str, list[bool]]] = {"failure": {}, "success": {}}
+        for outcome, results in (("failure", FAILURES), ("success", SUCCESSES)):
+            for what, result in results.items():
+                # A bare client's program ends with its tool's exception.
+                if result is raises and not subject.traces_tools:
+                    continue
+                monkeypatch.setattr(f"{add.__module__}.result", result)
+                rollout = context(subject)
+                rollout.prompts = True
+                raised_in(rollout, subject, subject.agent(provider.url, "solver"), ways(subject)[0])
+                spans = completed(rollout.spans)
+                told[outcome][what] = [s.status == "error" for s in spans if s.operation == semconv.EXECUTE_TOOL]
+                assert [o.error is not None for o in tool_outcomes(SpanIndex((), spans))] == told[outcome][what]
+        assert {what: failed for what, failed in told["failure"].items() if failed != [True]} == {}
+        assert {what: failed for what, failed in told["success"].items() if failed != [False]} == {}
 
     @capability("MCP tools are traced, and their failures recorded", gap="mcp", needs="traces_tools")
     @pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])

@@ -45,10 +45,16 @@ users_span: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
 """Opens a span of the user's own in the tool."""
 
 
+result: Callable[[], Any] | None = None
+"""What the tool returns, or raises, instead of the sum."""
+
+
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     with users_span():
         pass
+    if result is not None:
+        return result()
     if a < 0:
         raise ToolFailed("a is negative")
     return a + b
