@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from agl.adapters.smolagents import SmolagentsTracer
 from agl.testing import subject
+from agl.testing.mcp_server import ARGUMENTS, COMMAND
 from agl.testing.provider import Reply, Script, last_said
 from agl.testing.subject import KEY, Subject, sdk_requests, uses_add
 
@@ -19,7 +22,14 @@ class Smolagents(Subject):
     takes_prompt = True
     finish_reasons = ("tool_calls", "tool_calls")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
-    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "tool_reports", "call_errors", "mcp"})
+    gaps: ClassVar[frozenset[str]] = frozenset(
+        {"tool_errors", "tool_reports", "call_errors"} | ({"mcp"} if find_spec("mcpadapt") is None else set())
+    )
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        with mcp_tools() as tools:
+            agent = build(url, name, tools=tools)
+            return str(await asyncio.to_thread(agent.run, question)).strip()
 
     def agent(self, url: str, name: str) -> Any:
         return _Runs(url, name, self.prompt)
@@ -40,6 +50,14 @@ class Smolagents(Subject):
 
         agents = MultiStepAgent.__dict__["_run_stream"], ToolCallingAgent.__dict__["execute_tool_call"]
         return sdk_requests(), *agents, Tool.__dict__["__call__"], LocalPythonExecutor.__dict__["__call__"]
+
+
+def mcp_tools() -> Any:
+    """The tools of `agl.testing.mcp_server`, in a `with`."""
+    from mcp import StdioServerParameters
+    from smolagents import MCPClient
+
+    return MCPClient(StdioServerParameters(command=COMMAND, args=ARGUMENTS), structured_output=False)
 
 
 def observed(body: dict[str, Any]) -> str | None:
