@@ -82,15 +82,15 @@ def tool_run(
     """A tool's scope; None outside a rollout, or where the call has one already.
 
     Args:
-        arguments: JSON text, or a value that becomes JSON. call_id: the model's `tool_call_id`, by which rewards find
-            the model call that issued it.
+        arguments: JSON text, or a value that becomes JSON; None if unknown.
+        call_id: the model's `tool_call_id`, by which rewards find the model call that issued it.
         agent: the calling agent; the parent's agent if None.
         issued_by: id of the `chat` span that asked for the tool, where its answer has no `tool_call_id`.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):
         return None
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+    text = arguments if isinstance(arguments, str | None) else json.dumps(arguments, default=str)
     attributes = {
         semconv.TOOL_NAME: name,
         semconv.TOOL_CALL_ID: call_id,

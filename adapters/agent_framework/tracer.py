@@ -23,7 +23,7 @@ from agl.adapters.agent_framework.answers import facts, streamed_facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside
 from agl.adapters.base import INVALID
-from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.failed_calls import issued_call, record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, handoff, model_call, summariser, tool_end, tool_run
 from agl.mdp.selection import Selection
@@ -244,6 +244,10 @@ def _refusals(messages: Any) -> None:
         called = [part for part in parts if part.type == "function_call"]
         for part in called:
             if str(part.call_id) in failed:
-                record_failed_call(part.name, part.call_id, failed[str(part.call_id)])
+                record_failed_call(part.name, part.call_id, part.arguments, failed.pop(str(part.call_id)))
         if called or str(getattr(message, "role", "")) == "assistant":
-            return
+            break
+    # A request that continues a response does not repeat the answer.
+    for call_id, text in failed.items():
+        if (call := issued_call(call_id)) is not None:
+            record_failed_call(call.name, call_id, call.arguments, text)

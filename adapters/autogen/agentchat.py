@@ -87,7 +87,7 @@ class _EventSpans:
                 self.results[result.call_id] = result.content
                 call = self.requested.get(result.call_id)
                 if result.is_error and call is not None:
-                    record_failed_call(call.name, call.id, result.content)
+                    record_failed_call(call.name, call.id, call.arguments, result.content)
         elif kind == "HandoffMessage":
             # A handoff has the text of its tool's result; one that the agent decides itself has no tool call.
             ids = [call_id for call_id, text in self.results.items() if text == event.content]

@@ -232,8 +232,8 @@ def _handler() -> BaseCallbackHandler:
             parent, agent = run.around, run.label.agent
             if (metadata or {}).get("lc_source") == "summarization":
                 agent = summariser(agent or parent.agent)
-            for name, call_id, text in _failed_calls(messages):
-                record_failed_call(name, call_id, text, parent=parent, agent=agent)
+            for call, text in _failed_calls(messages):
+                record_failed_call(call["name"], call["id"], call["args"], text, parent=parent, agent=agent)
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
             path = (serialized or {}).get("id") or [(serialized or {}).get("name", "unknown")]
@@ -305,14 +305,14 @@ def _handler() -> BaseCallbackHandler:
     return Handler()
 
 
-def _failed_calls(messages: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str, str]]:
-    """Name, id and result of each call of the last answer whose result, at the end of a conversation, is an error."""
+def _failed_calls(messages: Sequence[Sequence[Any]]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Each tool call of the last answer whose result, at the end of a conversation, is an error, and that result."""
     for conversation in messages:
         failed: dict[str, str] = {}
         for message in reversed(conversation if isinstance(conversation, list | tuple) else ()):
             if getattr(message, "type", None) != "tool":
-                calls = getattr(message, "tool_calls", None) or ()
-                yield from ((c["name"], c["id"], failed[c["id"]]) for c in calls if c["id"] in failed)
+                calls = [c for kind in ("tool_calls", "invalid_tool_calls") for c in getattr(message, kind, None) or ()]
+                yield from ((c, failed[c["id"]]) for c in calls if c["id"] in failed)
                 break
             if message.status == "error":
                 failed[message.tool_call_id] = str(message.text)

@@ -145,7 +145,7 @@ def _execute_tool_call(original: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             # Where the tool ran, it has its span, with the error that it raised.
             if call is not None:
-                record_failed_call(tool_name, call.id, str(error), issued_by=call.issued_by)
+                record_failed_call(tool_name, call.id, arguments, str(error), issued_by=call.issued_by)
             raise
         finally:
             _call.reset(token)

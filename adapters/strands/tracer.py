@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -23,6 +22,7 @@ from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around, around_async, model_call, summariser, tool_end, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
+from agl.messages.tool_output import tool_output
 from agl.tracing.context import Scope, within
 
 _PROVIDERS = {"openai_responses": "openai"}
@@ -163,18 +163,11 @@ def _refusals(messages: Any) -> None:
     """Record the failed tool calls of the last answer for which no tool ran."""
     if len(messages) < 2:
         return
-    names = {b["toolUse"]["toolUseId"]: b["toolUse"]["name"] for b in messages[-2]["content"] if "toolUse" in b}
+    uses = {b["toolUse"]["toolUseId"]: b["toolUse"] for b in messages[-2]["content"] if "toolUse" in b}
     for block in messages[-1]["content"]:
         result = block.get("toolResult")
-        if result and result.get("status") == "error" and result["toolUseId"] in names:
-            record_failed_call(names[result["toolUseId"]], result["toolUseId"], _text(result))
-
-
-def _text(result: Any) -> str:
-    blocks = result.get("content") or []
-    if all(set(block) == {"text"} for block in blocks):
-        return "\n".join(block["text"] for block in blocks)
-    return json.dumps(blocks, default=str)
+        if result and result.get("status") == "error" and (use := uses.get(result["toolUseId"])) is not None:
+            record_failed_call(use["name"], use["toolUseId"], use.get("input"), tool_output(result).text)
 
 
 def _provider(model: Any) -> str:

@@ -211,6 +211,27 @@ class Conformance:
         assert {what: failed for what, failed in told["failure"].items() if failed != [True]} == {}
         assert {what: failed for what, failed in told["success"].items() if failed != [False]} == {}
 
+    @capability("a tool call that the framework refuses is an error, with its arguments", needs="traces_tools")
+    def test_a_refused_tool_call_is_an_error_with_its_arguments(
+        self, subject: Subject, way: str, provider: Provider
+    ) -> None:
+        script = subject.script()
+
+        def asks_for_no_tool(body: dict[str, Any]) -> Reply:
+            reply = script(body)
+            tools = tuple(("no_such_tool" if name == "add" else name, arguments) for name, arguments in reply.tools)
+            return dataclasses.replace(reply, tools=tools)
+
+        provider.script = asks_for_no_tool
+        raised = raised_in(rollout := context(subject), subject, subject.agent(provider.url, "solver"), way)
+        refused = of(rollout, semconv.EXECUTE_TOOL)
+        # Of a run that it ends, the framework tells no call.
+        assert len(refused) == 1 or raised is not None
+        for tool in refused:
+            assert (tool.name, tool.status) == ("execute_tool no_such_tool", "error")
+            assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == {"a": 2, "b": 3}
+            assert tool.attributes[semconv.TOOL_CALL_RESULT]
+
     @capability("MCP tools are traced, and their failures recorded", gap="mcp", needs="traces_tools")
     @pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
     def test_an_mcp_tool_that_says_it_failed_is_a_failure(self, subject: Subject, a: int, provider: Provider) -> None:
