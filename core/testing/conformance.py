@@ -212,25 +212,26 @@ class Conformance:
         assert {what: failed for what, failed in told["success"].items() if failed != [False]} == {}
 
     @capability("a tool call that the framework refuses is an error, with its arguments", needs="traces_tools")
-    def test_a_refused_tool_call_is_an_error_with_its_arguments(
+    def test_a_call_of_an_unknown_tool_is_an_error_with_its_arguments(
         self, subject: Subject, way: str, provider: Provider
     ) -> None:
-        script = subject.script()
-
-        def asks_for_no_tool(body: dict[str, Any]) -> Reply:
-            reply = script(body)
-            tools = tuple(("no_such_tool" if name == "add" else name, arguments) for name, arguments in reply.tools)
-            return dataclasses.replace(reply, tools=tools)
-
-        provider.script = asks_for_no_tool
+        provider.script = instead_of_add(subject.script(), "no_such_tool", {"a": 2, "b": 3})
         raised = raised_in(rollout := context(subject), subject, subject.agent(provider.url, "solver"), way)
         refused = of(rollout, semconv.EXECUTE_TOOL)
         # Of a run that it ends, the framework tells no call.
         assert len(refused) == 1 or raised is not None
-        for tool in refused:
-            assert (tool.name, tool.status) == ("execute_tool no_such_tool", "error")
-            assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == {"a": 2, "b": 3}
-            assert tool.attributes[semconv.TOOL_CALL_RESULT]
+        check_refused(refused, "no_such_tool", {"a": 2, "b": 3})
+
+    @capability("a tool call with arguments that do not fit is an error, with its arguments", needs="traces_tools")
+    def test_a_call_that_does_not_fit_is_an_error_with_its_arguments(
+        self, subject: Subject, provider: Provider
+    ) -> None:
+        provider.script = instead_of_add(subject.script(), "add", {"a": "two"})
+        agent = subject.agent(provider.url, "solver")
+        raised_in(rollout := context(subject), subject, agent, ways(subject)[0])
+        refused = of(rollout, semconv.EXECUTE_TOOL)
+        assert refused
+        check_refused(refused, "add", {"a": "two"})
 
     @capability("MCP tools are traced, and their failures recorded", gap="mcp", needs="traces_tools")
     @pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
@@ -587,6 +588,23 @@ def spans_of_one_run(subject: Subject) -> int:
 def check_call_id(subject: Subject, tool: Span, provider: Provider) -> None:
     if "call_ids" not in subject.gaps:
         assert tool.attributes[semconv.TOOL_CALL_ID] == subject.call_id(provider.last.body)
+
+
+def instead_of_add(script: Script, name: str, arguments: dict[str, Any]) -> Script:
+    """A policy that asks for this wherever `script` asks for `add`."""
+
+    def asks(body: dict[str, Any]) -> Reply:
+        reply = script(body)
+        tools = tuple((name, arguments) if tool == "add" else (tool, own) for tool, own in reply.tools)
+        return dataclasses.replace(reply, tools=tools)
+
+    return asks
+
+
+def check_refused(tools: Sequence[Span], name: str, arguments: dict[str, Any]) -> None:
+    for tool in tools:
+        assert (tool.name, tool.status) == (f"execute_tool {name}", "error")
+        assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == arguments
 
 
 def check_alone(subject: Subject, rollout: RolloutContext, gateway: Provider) -> None:
