@@ -36,7 +36,7 @@ class ToolOutcome:
         call: the LLM call that issued the tool call; None if unknown.
         span_id: of the tool's span, or of the call's `chat` span where the tool has none.
         arguments: JSON values; the text where it is not JSON; None if not recorded.
-        output: the result that the model got; None if not recorded.
+        output: what the tool returned, as a text or as JSON; None if not recorded.
         error: why it failed; None if it succeeded.
     """
 
@@ -63,9 +63,10 @@ class Handoff:
 def tool_outcomes(index: SpanIndex) -> list[ToolOutcome]:
     """Every tool outcome of an attempt, in the order of the calls that issued them, whatever order the tools ended in.
 
-    The call is the one that issued the tool call id. Where the span has no id, it is the one in whose `chat` span or
-    tool call the tool ran, within the same agent's span; else unknown. A tool that hands over is a handoff, unless it
-    failed. Spans of one tool call id that lie in one another are one run, seen by two layers.
+    The call is the one that issued the tool call id. Where the span has no id and was not `joined` to a call, it is the
+    one in whose `chat` span or tool call the tool ran, within the same agent's span; else unknown. A tool that hands
+    over is a handoff, unless it failed. Spans of one tool call id that lie in one another are one run, seen by two
+    layers.
     """
     tools = [
         s for s in index.spans.values() if s.operation == semconv.EXECUTE_TOOL and not s.attributes.get(semconv.PAUSED)

@@ -34,6 +34,7 @@ from agl.mdp.selection import select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.messages import Other, Text, ToolCall, read
+from agl.messages.tool_output import tool_output
 from agl.testing.capabilities import Row, capability, declared_by
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
 from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
@@ -206,8 +207,13 @@ class Conformance:
                 rollout.prompts = True
                 raised_in(rollout, subject, subject.agent(provider.url, "solver"), ways(subject)[0])
                 spans = completed(rollout.spans)
-                told[outcome][what] = [s.status == "error" for s in spans if s.operation == semconv.EXECUTE_TOOL]
+                tools = [s for s in spans if s.operation == semconv.EXECUTE_TOOL]
+                told[outcome][what] = [s.status == "error" for s in tools]
                 assert [o.error is not None for o in tool_outcomes(SpanIndex((), spans))] == told[outcome][what]
+                if subject.traces_tools and result is not raises:
+                    # Some frameworks make JSON of content blocks, too.
+                    texts = {tool_output(result()).text, json.dumps(result())}
+                    assert {s.attributes[semconv.TOOL_CALL_RESULT] for s in tools} <= texts
         assert {what: failed for what, failed in told["failure"].items() if failed != [True]} == {}
         assert {what: failed for what, failed in told["success"].items() if failed != [False]} == {}
 

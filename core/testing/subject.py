@@ -33,7 +33,7 @@ GAPS = {
         "span is an error."
     ),
     "error_texts": "The framework's hooks get a tool's exception as text, so the tool's span has no type.",
-    "tool_reports": "In this framework a tool can report failure only by raising.",
+    "tool_reports": "In this framework a tool can mark its result as a failure only by raising.",
     "mcp": "MCP tools need a package that is not installed.",
     "reasoning": "The framework's hooks do not get the model's reasoning.",
     "call_errors": "The framework wraps the SDK's exception in another one; the span has the one that was raised.",

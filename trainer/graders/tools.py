@@ -35,8 +35,8 @@ class ToolSuccess(_OfTrace):
     Attributes:
         success, failure, empty: the value of a call that succeeded, failed, or has an empty result (None = a success).
         without_calls: the value if no tool was called.
-        failed: result text -> whether it reports a failure. If None, these do: a JSON object with "error", "isError" or
-            the like, and a text that begins with "Error" or a traceback.
+        failed: result text -> whether it reports a failure, where nothing was raised or marked as failed. If None,
+            these do: an object with "error", "isError" or the like, and a text that begins with "Error" or a traceback.
         agents: the agents whose calls count: a name, glob, pattern, callable or several; all if None.
     """
 
