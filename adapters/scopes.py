@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agl import semconv, tracing
 from agl.messages.tool_output import tool_output
@@ -111,6 +112,17 @@ def last_chat(scope: Scope | None) -> str | None:
     return next((s.span_id for s in spans if s.operation == semconv.CHAT and s.parent_id == scope.span_id), None)
 
 
+_returned: WeakKeyDictionary[Scope, Any] = WeakKeyDictionary()
+"""A tool's open scope -> what the tool returned, where its framework has made a text of it since."""
+
+
+def note_returned(value: Any) -> None:
+    """Keep an object that the tool running here returned, which its framework is about to write as a text."""
+    scope = tracing.enclosing(semconv.EXECUTE_TOOL)
+    if scope is not None and not isinstance(value, str | bytes | dict | list | tuple | int | float | None):
+        _returned[scope] = value
+
+
 def tool_end(
     scope: Scope,
     returned: Any,
@@ -128,7 +140,8 @@ def tool_end(
         attributes: of the span.
     """
     content = scope.rollout.capture_content
-    output = tool_output(returned)
+    noted = _returned.pop(scope, None)
+    output = tool_output(returned if noted is None or error is not None or failed is not False else noted)
     failure: BaseException | str | None = error
     if error is None and (failed is not False or output.failed):
         why = failed if isinstance(failed, str) else output.text

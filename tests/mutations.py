@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CONFORMANCE = ROOT / "core" / "testing" / "conformance.py"
 TIMEOUT = 900
 """Seconds for one row's tests; a fault that makes them hang is caught by pytest's own limit long before."""
 
@@ -739,6 +740,12 @@ MUTATIONS = (
 )
 
 
+def source_of(file: str) -> str:
+    """A test file, with the conformance suite where a class of the file is one."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    return source + CONFORMANCE.read_text(encoding="utf-8") if "(Conformance)" in source else source
+
+
 def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:
     """What is wrong with the rows: a file or test that is not there, or a text that does not occur exactly once."""
     wrong = []
@@ -750,7 +757,7 @@ def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:
             wrong.append(f"{each.name}: {each.file}: {where}")
         for test in each.tests:
             file, *names = test.split("::")
-            if names and f"def {names[-1].partition('[')[0]}(" not in (ROOT / file).read_text(encoding="utf-8"):
+            if names and f"def {names[-1].partition('[')[0]}(" not in source_of(file):
                 wrong.append(f"{each.name}: there is no test {test}")
     names = [each.name for each in mutations]
     wrong += [f"{name}: there are two of this name" for name in sorted({n for n in names if names.count(n) > 1})]

@@ -2,7 +2,8 @@
 
 Hook: `register_configure_hook` with a variable of ours that holds our handler inside rollouts (langchain-core >= 1.0),
 which reaches every thread, task and bare model call without a patch. LangChain offers no way to unregister such a hook,
-so `uninstrument` removes it from LangChain's list.
+so `uninstrument` removes it from LangChain's list. Its hook for a tool's end gets a text where the tool returned an
+object: `_format_output`, which makes it, is patched to keep the object.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
@@ -22,7 +23,8 @@ from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
-from agl.adapters.scopes import model_call, place, summariser, tool_end, tool_run
+from agl.adapters.patching import Patches
+from agl.adapters.scopes import model_call, note_returned, place, summariser, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
 from agl.tracing.provider_formats import finish_reason
@@ -55,6 +57,7 @@ class LangChainTracer(InstrumentedTracer):
 
 
 _lock = threading.Lock()
+_patches = Patches()
 _attached: list[Any] = []
 """For each tracer that is on, LangChain's entry of the one handler."""
 _naming_nodes = 0
@@ -68,10 +71,12 @@ def attach(*, nodes: bool = False) -> None:
         nodes: the nodes of the user's graphs are agents.
     """
     global _naming_nodes
+    from langchain_core.tools import base
     from langchain_core.tracers.context import _configure_hooks, register_configure_hook
 
     with _lock:
         if not _attached:
+            _patches.method(base, "_format_output", _noting)
             variable: Any = _HandlerInRollouts(_handler())
             register_configure_hook(variable, inheritable=True)
         _attached.append(_attached[0] if _attached else _configure_hooks[-1])
@@ -88,6 +93,20 @@ def detach(*, nodes: bool = False) -> None:
         _naming_nodes -= nodes
         if not _attached:
             _configure_hooks.remove(hook)
+            _patches.restore()
+
+
+def _noting(format_output: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a tool's object of which LangChain makes a text; its hook gets that alone."""
+
+    @functools.wraps(format_output)
+    def formatted(content: Any, *args: Any, **kwargs: Any) -> Any:
+        output = format_output(content, *args, **kwargs)
+        if output is not content:
+            note_returned(content)
+        return output
+
+    return formatted
 
 
 class _HandlerInRollouts:

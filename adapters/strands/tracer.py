@@ -19,7 +19,16 @@ from agl import semconv, tracing
 from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, around, around_async, model_call, summariser, tool_end, tool_run
+from agl.adapters.scopes import (
+    agent_turn,
+    around,
+    around_async,
+    model_call,
+    note_returned,
+    summariser,
+    tool_end,
+    tool_run,
+)
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
 from agl.messages.tool_output import tool_output
@@ -52,10 +61,23 @@ class StrandsTracer(PatchingTracer):
         from strands import Agent
         from strands.agent.conversation_manager import SummarizingConversationManager
         from strands.middleware._registry import MiddlewareRegistry
+        from strands.tools.decorator import DecoratedFunctionTool
 
+        patches.method(DecoratedFunctionTool, "_wrap_tool_result", _noting)
         patches.replace(MiddlewareRegistry, "compose", _composing(MiddlewareRegistry.compose))
         patches.replace(Agent, "structured_output_async", around_async(_structured)(Agent.structured_output_async))
         patches.method(SummarizingConversationManager, "_generate_summary_with_model", around(_summarising))
+
+
+def _noting(wrap_tool_result: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a tool's object of which Strands makes a text."""
+
+    @functools.wraps(wrap_tool_result)
+    def wrapped(self: Any, tool_use_id: str, result: Any, *args: Any, **kwargs: Any) -> Any:
+        note_returned(result)
+        return wrap_tool_result(self, tool_use_id, result, *args, **kwargs)
+
+    return wrapped
 
 
 def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
