@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -40,7 +40,7 @@ from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 
 
-def tools_of(spans: list[Span]) -> list[tuple[Any, ...]]:
+def tools_of(spans: Sequence[Span]) -> list[tuple[Any, ...]]:
     found = [s for s in completed(spans) if s.operation == semconv.EXECUTE_TOOL]
     names = (semconv.TOOL_NAME, semconv.TOOL_CALL_ID, semconv.TOOL_CALL_RESULT, semconv.INFERRED)
     return [(s.agent, *(s.attributes.get(name) for name in names)) for s in found]

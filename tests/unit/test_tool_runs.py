@@ -42,8 +42,8 @@ def chat(id: str, *asked: Asked, sent: list[Any] | None = None, parent: str = "r
     return span(id, semconv.CHAT, parent, agent, **messages)
 
 
-def run(id: str, arguments: Any = None, name: str = "add", parent: str = "root", **attributes: Any) -> Span:
-    facts = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_RESULT: f"result of {id}", **attributes}
+def run(id: str, arguments: Any = None, name: str = "add", parent: str = "root", also: Any = None) -> Span:
+    facts = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_RESULT: f"result of {id}", **(also or {})}
     if arguments is not None:
         facts[semconv.TOOL_CALL_ARGUMENTS] = json.dumps(arguments)
     return span(id, semconv.EXECUTE_TOOL, parent, "tool_node", **facts)
@@ -117,15 +117,15 @@ def test_agents_side_by_side_keep_their_own_calls() -> None:
 
 
 def test_a_tool_that_runs_again_is_a_repeat_of_its_call() -> None:
-    paused = run("t1", ONE[2], **{semconv.PAUSED: True})
+    paused = run("t1", ONE[2], also={semconv.PAUSED: True})
     assert ids([ROOT, chat("c1", ONE), paused, run("t2", ONE[2])]) == {"t1": "call_1", "t2": "call_1"}
     assert ids([ROOT, chat("c1", ONE), run("t1", ONE[2]), run("t2", ONE[2])]) == {"t1": "call_1", "t2": "call_1"}
 
 
 def test_what_has_a_run_is_not_taken_by_another() -> None:
-    by_id = run("t1", ONE[2], **{semconv.TOOL_CALL_ID: "call_1"})
+    by_id = run("t1", ONE[2], also={semconv.TOOL_CALL_ID: "call_1"})
     assert ids([ROOT, chat("c1", ONE), by_id, run("t2", ONE[2])]) == {"t1": "call_1", "t2": None}
-    in_text = run("t3", ONE[2], **{semconv.ISSUED_BY: "c1"})
+    in_text = run("t3", ONE[2], also={semconv.ISSUED_BY: "c1"})
     assert ids([ROOT, chat("c1", ONE), in_text]) == {"t3": None}
 
 
@@ -147,8 +147,7 @@ def test_a_call_of_the_gateway_is_joined_and_earns_the_outcome_once() -> None:
 
 def gateway_call(index: int, **more: Any) -> Call:
     tokens = (int_array([1, 2]), int_array([3]), float_array([-0.5]))
-    where = {"span_id": f"chat{index}"}
-    return Call(f"c{index}", "ro", 1, index, "llm_call", "policy", 0, *tokens, **where | more)
+    return Call(f"c{index}", "ro", 1, index, "llm_call", "policy", 0, *tokens, span_id=f"chat{index}", **more)
 
 
 def test_a_result_whose_run_cannot_be_joined_is_not_inferred_beside_it() -> None:
