@@ -444,8 +444,8 @@ MUTATIONS = (
     Mutation(
         "the OpenAI Agents SDK's tools fail by exceptions alone",
         "adapters/openai_agents/tracer.py",
-        "is not None and output.failed:",
-        "is not None and False:",
+        "if output is None or not output.failed:",
+        "if True:",
         unit("adapter_conformance", "TestAdapters::test_what_a_tool_returned_tells_its_outcome[openai_agents]"),
     ),
     Mutation(

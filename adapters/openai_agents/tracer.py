@@ -122,6 +122,7 @@ class _Open:
         failed: whether its tool reported a failure that the SDK does not record.
         error: what the SDK recorded as its error.
         reported: the exception of its tool that the SDK reported to the model.
+        failed_by_result: whether nothing but what its tool returned says that it failed.
     """
 
     around: Scope
@@ -131,6 +132,7 @@ class _Open:
     failed: bool = False
     error: Any = None
     reported: BaseException | None = None
+    failed_by_result: bool = False
 
 
 class _Spans:
@@ -224,7 +226,10 @@ class _Spans:
         attributes: dict[str, Any] = {}
         content = scope.rollout.capture_content
         if data.type == "function":
-            attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
+            attributes = {
+                semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input),
+                semconv.FAILED_BY_RESULT: opened.failed_by_result or None,
+            }
             if content:
                 attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
                 attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else tool_output(data.output).text
@@ -350,10 +355,12 @@ def _error(span: Any, opened: _Open) -> BaseException | str | None:
         return output.text if content and output is not None and output.text else "the tool failed"
     if opened.reported is not None and content:
         return opened.reported
-    if opened.error is None and (output := _output(span)) is not None and output.failed:
-        return output.text if content else "the tool failed"
     if opened.error is None:
-        return None
+        output = _output(span)
+        if output is None or not output.failed:
+            return None
+        opened.failed_by_result = not output.marked
+        return output.text if content else "the tool failed"
     detail = (opened.error.get("data") or {}).get("error") if content else None
     return str(detail or opened.error["message"])
 

@@ -222,6 +222,10 @@ class Conformance:
                 [tool] = [s for s in spans if s.operation == semconv.EXECUTE_TOOL]
                 [outcome] = tool_outcomes(SpanIndex((), spans))
                 assert (what, tool.status, outcome.error is not None) == (what, "error" if fails else "unset", fails)
+                # Of an MCP result, some frameworks pass the text on.
+                if fails and what != "an MCP result":
+                    by_result = tool.attributes.get(semconv.FAILED_BY_RESULT, False)
+                    assert (what, by_result) == (what, what != "an exception")
                 if subject.traces_tools and what != "an exception":
                     # Some frameworks make JSON of content blocks, too.
                     texts = (tool_output(result()).text, json.dumps(result(), default=str))
