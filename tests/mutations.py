@@ -456,6 +456,13 @@ MUTATIONS = (
         unit("adapter_conformance", "TestAdapters::test_what_a_tool_returned_tells_its_outcome[langchain]"),
     ),
     Mutation(
+        "an object is judged by the text that its framework made of it",
+        "adapters/scopes.py",
+        "        _returned[scope] = value\n",
+        "        pass\n",
+        unit("adapter_conformance", "TestAdapters::test_what_a_tool_returned_tells_its_outcome[langgraph]"),
+    ),
+    Mutation(
         "a grader's own rule does not judge what a tool returned",
         "trainer/graders/tools.py",
         "tool.attributes.get(semconv.FAILED_BY_RESULT) is True",
