@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 from agl import semconv, tracing
 from agl.adapters.aside import Aside
-from agl.adapters.scopes import tool_end
+from agl.adapters.scopes import tool_end, tool_run
+from agl.errors import UnreadableMessageError
+from agl.messages import ToolCall, read
 from agl.tracing.context import Scope
 
 
 def record_failed_call(
     name: str,
     call_id: str | None,
+    arguments: Any,
     text: str,
     *,
     parent: Scope | None = None,
@@ -20,15 +26,15 @@ def record_failed_call(
     """Record that a tool call failed, unless it has a span already.
 
     Args:
+        arguments: of the tool call, as for `scopes.tool_run`; None if unknown.
         text: the result that the model got. parent: the calling agent's scope; the current one if None.
         agent: the calling agent; the scope's agent if None. issued_by: as of `scopes.tool_run`.
     """
     here = parent or tracing.current()
     if here is None or not call_id or _has_span(here.rollout, call_id):
         return
-    attributes = {semconv.TOOL_NAME: name, semconv.TOOL_CALL_ID: call_id, semconv.ISSUED_BY: issued_by}
     with Aside():
-        scope = tracing.start(semconv.EXECUTE_TOOL, name, parent=here, agent=agent, attributes=attributes)
+        scope = tool_run(name, arguments, call_id, parent=here, agent=agent, issued_by=issued_by)
         if scope is not None:
             tool_end(scope, text, failed=True)
 
@@ -37,3 +43,15 @@ def _has_span(rollout: tracing.RolloutContext, call_id: str) -> bool:
     spans = (s.attributes for s in reversed(rollout.spans))
     open_ = (s.span.attributes for s in [*rollout.open] if s.kind == semconv.EXECUTE_TOOL)
     return any(a.get(semconv.TOOL_CALL_ID) == call_id for attributes in (spans, open_) for a in attributes)
+
+
+def issued_call(call_id: str) -> ToolCall | None:
+    """The tool call of that id in an answer of this rollout; None where there is none, or none is recorded."""
+    here = tracing.current()
+    chats = () if here is None else (s for s in reversed(here.rollout.spans) if s.operation == semconv.CHAT)
+    for chat in chats:
+        with contextlib.suppress(UnreadableMessageError):
+            for call in (call for message in read.said(chat) for call in message.tool_calls):
+                if call.id == call_id:
+                    return call
+    return None

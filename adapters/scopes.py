@@ -7,8 +7,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from agl import semconv, tracing
+from agl.messages.tool_output import tool_output
 from agl.tracing.context import Scope
 
 
@@ -81,15 +83,15 @@ def tool_run(
     """A tool's scope; None outside a rollout, or where the call has one already.
 
     Args:
-        arguments: JSON text, or a value that becomes JSON. call_id: the model's `tool_call_id`, by which rewards find
-            the model call that issued it.
+        arguments: JSON text, or a value that becomes JSON; None if unknown.
+        call_id: the model's `tool_call_id`, by which rewards find the model call that issued it.
         agent: the calling agent; the parent's agent if None.
         issued_by: id of the `chat` span that asked for the tool, where its answer has no `tool_call_id`.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):
         return None
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
+    text = arguments if isinstance(arguments, str | None) else json.dumps(arguments, default=str)
     attributes = {
         semconv.TOOL_NAME: name,
         semconv.TOOL_CALL_ID: call_id,
@@ -110,12 +112,47 @@ def last_chat(scope: Scope | None) -> str | None:
     return next((s.span_id for s in spans if s.operation == semconv.CHAT and s.parent_id == scope.span_id), None)
 
 
-def tool_end(scope: Scope, result: str, *, failed: bool | str = False) -> None:
-    """End a tool's scope with the result that the model gets; `failed` may say why the tool failed."""
+_returned: WeakKeyDictionary[Scope, Any] = WeakKeyDictionary()
+"""A tool's open scope -> what the tool returned, where its framework has made a text of it since."""
+
+
+def note_returned(value: Any) -> None:
+    """Keep an object that the tool running here returned, which its framework is about to write as a text."""
+    scope = tracing.enclosing(semconv.EXECUTE_TOOL)
+    if scope is not None and not isinstance(value, str | bytes | dict | list | tuple | int | float | None):
+        _returned[scope] = value
+
+
+def tool_end(
+    scope: Scope,
+    returned: Any,
+    *,
+    failed: bool | str = False,
+    error: BaseException | None = None,
+    attributes: Mapping[str, Any] | None = None,
+) -> None:
+    """End a tool's scope with what the tool returned, the object itself: `tool_output` makes text and outcome of it.
+
+    Args:
+        returned: what the tool returned, before the framework puts it into words.
+        failed: whether the framework knows that the tool failed; a text says why.
+        error: the exception that the framework turned into the result.
+        attributes: of the span.
+    """
     content = scope.rollout.capture_content
-    why = failed if isinstance(failed, str) else result
-    error = None if failed is False else (content and why) or "the tool failed"
-    tracing.end(scope, error=error, attributes={semconv.TOOL_CALL_RESULT: result if content else None})
+    noted = _returned.pop(scope, None)
+    output = tool_output(returned if noted is None or error is not None or failed is not False else noted)
+    failure: BaseException | str | None = error
+    if error is None and (failed is not False or output.failed):
+        why = failed if isinstance(failed, str) else output.text
+        failure = (content and why) or "the tool failed"
+    by_result = failure is not None and error is None and failed is False and not output.marked
+    facts = {
+        semconv.TOOL_CALL_RESULT: output.text if content else None,
+        semconv.FAILED_BY_RESULT: by_result or None,
+        **(attributes or {}),
+    }
+    tracing.end(scope, error=failure, attributes=facts)
 
 
 def handoff(from_agent: str, to_agent: str, call_id: str | None) -> None:

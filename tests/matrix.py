@@ -136,7 +136,10 @@ FRAMEWORKS = (
     ),
     Framework("autogen-agentchat", "autogen", ("autogen",), ("test_autogen.py",)),
     Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
-    Framework("smolagents", "smolagents", ("smolagents",), ("test_smolagents.py",)),
+    Framework(
+        # mcpadapt needs mcp 1.
+        "smolagents", "smolagents", ("smolagents",), ("test_smolagents.py",), beside=("mcpadapt", "mcp<2"),
+    ),
     Framework("crewai", "crewai", ("crewai",), ("test_crewai.py",)),
     Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
     Framework(

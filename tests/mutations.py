@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CONFORMANCE = ROOT / "core" / "testing" / "conformance.py"
 TIMEOUT = 900
 """Seconds for one row's tests; a fault that makes them hang is caught by pytest's own limit long before."""
 
@@ -411,6 +412,119 @@ MUTATIONS = (
         'message.get("role")',
         unit("system_prompts", "test_system_prompts_alone_are_replaced"),
     ),
+    # -- tools: what they returned, and which call asked for them -----------------------------------------------------
+    Mutation(
+        "a framework's mark of a failed tool is not read",
+        "core/messages/tool_output.py",
+        "return True in _marks(value) or _field",
+        "return _field",
+        unit("tool_output", "test_what_is_marked_as_failed"),
+    ),
+    Mutation(
+        "content blocks are no texts",
+        "core/messages/tool_output.py",
+        "if (texts := _block_texts(value)) is not None:",
+        "if (texts := None) is not None:",
+        unit("tool_output", "test_what_says_that_the_tool_failed"),
+    ),
+    Mutation(
+        "an object that Python wrote as text tells nothing",
+        "core/messages/tool_output.py",
+        "            return ast.literal_eval(text.strip())",
+        "            return None",
+        unit("tool_output", "test_the_text_of_a_value_tells_what_the_value_tells"),
+    ),
+    Mutation(
+        "an error of null is a failure",
+        "core/messages/tool_output.py",
+        "any(bool(fields.get(key)) for key in",
+        "any(key in fields for key in",
+        unit("tool_output", "test_what_only_looks_like_a_failure"),
+    ),
+    Mutation(
+        "the OpenAI Agents SDK's tools fail by exceptions alone",
+        "adapters/openai_agents/tracer.py",
+        "if output is None or not output.failed:",
+        "if True:",
+        unit("adapter_conformance", "TestAdapters::test_what_a_tool_returned_tells_its_outcome[openai_agents]"),
+    ),
+    Mutation(
+        "LangChain's blocks are stored as Python writes a list",
+        "adapters/langchain/tracer.py",
+        "tool_end(scope, result)\n",
+        'tool_end(scope, str(getattr(result, "content", result)))\n',
+        unit("adapter_conformance", "TestAdapters::test_what_a_tool_returned_tells_its_outcome[langchain]"),
+    ),
+    Mutation(
+        "an object is judged by the text that its framework made of it",
+        "adapters/scopes.py",
+        "        _returned[scope] = value\n",
+        "        pass\n",
+        unit("adapter_conformance", "TestAdapters::test_what_a_tool_returned_tells_its_outcome[langgraph]"),
+    ),
+    Mutation(
+        "a grader's own rule does not judge what a tool returned",
+        "trainer/graders/tools.py",
+        "tool.attributes.get(semconv.FAILED_BY_RESULT) is True",
+        "False",
+        unit("graders_trace", "test_a_rule_of_ones_own_judges_what_was_returned_but_not_what_was_raised"),
+    ),
+    Mutation(
+        "a tool that a program runs by hand has no call",
+        "core/mdp/span_index.py",
+        "for s in joined(spans, self.calls)}",
+        "for s in spans}",
+        unit("tool_runs", "test_a_call_of_the_gateway_is_joined_and_earns_the_outcome_once"),
+    ),
+    Mutation(
+        "a tool that a program runs by hand is recorded twice",
+        "core/tracing/inferred.py",
+        "    spans = joined(spans, calls)\n",
+        "    spans = list(spans)\n",
+        unit("tool_runs", "test_a_call_of_the_gateway_is_joined_and_earns_the_outcome_once"),
+    ),
+    Mutation(
+        "a run by hand is joined to another agent's call",
+        "core/mdp/tool_runs.py",
+        "        return apart, call.position",
+        "        return 0, call.position",
+        unit("tool_runs", "test_agents_side_by_side_keep_their_own_calls"),
+    ),
+    Mutation(
+        "a run by hand is joined to the first answer that asked alike",
+        "core/mdp/tool_runs.py",
+        "call.position > at, abs(at - call.position)",
+        "call.position > at, call.position",
+        unit("tool_runs", "test_equal_calls_of_two_answers_are_each_their_own"),
+    ),
+    Mutation(
+        "what a person answered is a tool's run",
+        "adapters/langchain/tracer.py",
+        "_persons_answer(inputs) or run.resumed_with",
+        "run.resumed_with",
+        ("tests/integration/test_tools_by_hand.py::test_a_tool_call_that_a_person_answers_is_no_tools_run",),
+    ),
+    Mutation(
+        "a refused call has no arguments",
+        "adapters/failed_calls.py",
+        "tool_run(name, arguments, call_id",
+        "tool_run(name, None, call_id",
+        unit(
+            "adapter_conformance",
+            "TestAdapters::test_a_call_of_an_unknown_tool_is_an_error_with_its_arguments[langchain-invoke]",
+        ),
+    ),
+    Mutation(
+        "Agent Framework's refused calls are lost where the server keeps the history",
+        "adapters/agent_framework/tracer.py",
+        "(call := issued_call(call_id)) is not None",
+        "(call := None) is not None",
+        unit(
+            "adapter_conformance",
+            "TestAdapters::test_a_call_of_an_unknown_tool_is_an_error_with_its_arguments"
+            "[agent_framework_responses-ainvoke]",
+        ),
+    ),
     # -- leases and runs ----------------------------------------------------------------------------------------------
     Mutation(
         "a lease reported twice",
@@ -633,6 +747,12 @@ MUTATIONS = (
 )
 
 
+def source_of(file: str) -> str:
+    """A test file, with the conformance suite where a class of the file is one."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    return source + CONFORMANCE.read_text(encoding="utf-8") if "(Conformance)" in source else source
+
+
 def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:
     """What is wrong with the rows: a file or test that is not there, or a text that does not occur exactly once."""
     wrong = []
@@ -644,7 +764,7 @@ def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:
             wrong.append(f"{each.name}: {each.file}: {where}")
         for test in each.tests:
             file, *names = test.split("::")
-            if names and f"def {names[-1].partition('[')[0]}(" not in (ROOT / file).read_text(encoding="utf-8"):
+            if names and f"def {names[-1].partition('[')[0]}(" not in source_of(file):
                 wrong.append(f"{each.name}: there is no test {test}")
     names = [each.name for each in mutations]
     wrong += [f"{name}: there are two of this name" for name in sorted({n for n in names if names.count(n) > 1})]

@@ -24,9 +24,9 @@ from agl.adapters.agent_framework.answers import facts, streamed_facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside
 from agl.adapters.base import INVALID
-from agl.adapters.failed_calls import record_failed_call
+from agl.adapters.failed_calls import issued_call, record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, handoff, model_call, summariser, tool_end, tool_run
+from agl.adapters.scopes import agent_turn, handoff, model_call, note_returned, summariser, tool_end, tool_run
 from agl.mdp.selection import Selection
 from agl.tracing.context import Scope, within
 
@@ -57,6 +57,7 @@ class AgentFrameworkTracer(PatchingTracer):
             (SummarizationStrategy, "__call__", _during(_summarising, lambda _: True)),
         ):
             patches.replace(cls, name, around(cls.__dict__[name]))
+        patches.method(FunctionTool, "_invoke_function", _noting)
         # A package of its own. Its middleware answers a handoff's tool call itself, so that no tool is invoked.
         with contextlib.suppress(ImportError, AttributeError):
             from agent_framework_orchestrations import _handoff
@@ -143,6 +144,20 @@ def _answering(get_response: Callable[..., Any]) -> Callable[..., Any]:
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call, _answered)
 
     return traced_response
+
+
+def _noting(invoke_function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a tool's object of which the framework makes a text."""
+    from agent_framework import Content
+
+    @functools.wraps(invoke_function)
+    async def invoked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await invoke_function(self, *args, **kwargs)
+        if not isinstance(result, Content):
+            note_returned(result)
+        return result
+
+    return invoked
 
 
 def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,6 +264,10 @@ def _refusals(messages: Any) -> None:
         called = [part for part in parts if part.type == "function_call"]
         for part in called:
             if str(part.call_id) in failed:
-                record_failed_call(part.name, part.call_id, failed[str(part.call_id)])
+                record_failed_call(part.name, part.call_id, part.arguments, failed.pop(str(part.call_id)))
         if called or str(getattr(message, "role", "")) == "assistant":
-            return
+            break
+    # A request that continues a response does not repeat the answer.
+    for call_id, text in failed.items():
+        if (call := issued_call(call_id)) is not None:
+            record_failed_call(call.name, call_id, call.arguments, text)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from agl import tracing
+from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, tool_end, tool_run
+from agl.messages.tool_output import tool_output
 from agl.tracing.context import within
 
 
@@ -65,7 +66,25 @@ def _middleware() -> Any:
                 returns(result := await call_next(event, context))
             return result
 
+        async def on_llm_call(self, call_next: Any, events: Any, context: Any) -> Any:
+            _refusals(events)
+            return await call_next(events, context)
+
     return ToolSpans
+
+
+def _refusals(events: Sequence[Any]) -> None:
+    """Record the failed tool calls of the last answer for which no tool ran."""
+    failed: dict[str, str] = {}
+    for event in reversed(events):
+        for result in getattr(event, "results", None) or ():
+            if (error := getattr(result, "error", None)) is not None:
+                failed[result.parent_id] = str(error)
+        if (answered := getattr(event, "tool_calls", None)) is not None:
+            for call in answered.calls:
+                if call.id in failed:
+                    record_failed_call(call.name, call.id, call.arguments, failed[call.id])
+            return
 
 
 def _end(scope: Any, result: Any) -> None:
@@ -73,12 +92,13 @@ def _end(scope: Any, result: Any) -> None:
     if error is not None:
         tracing.end(scope, error=error)
     elif hasattr(result, "result"):
-        tool_end(scope, "\n".join(_text(part) for part in result.result.parts))
+        values = [_value(part) for part in result.result.parts]
+        tool_end(scope, values[0] if len(values) == 1 else "\n".join(tool_output(value).text for value in values))
     else:
         # A client-side tool: its result comes with the client's next request.
         tracing.end(scope)
 
 
-def _text(part: Any) -> str:
+def _value(part: Any) -> Any:
     content = getattr(part, "content", None)
-    return content if isinstance(content, str) else json.dumps(getattr(part, "data", repr(part)), default=str)
+    return content if isinstance(content, str) else getattr(part, "data", repr(part))

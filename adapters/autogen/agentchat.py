@@ -87,7 +87,7 @@ class _EventSpans:
                 self.results[result.call_id] = result.content
                 call = self.requested.get(result.call_id)
                 if result.is_error and call is not None:
-                    record_failed_call(call.name, call.id, result.content)
+                    record_failed_call(call.name, call.id, call.arguments, result.content)
         elif kind == "HandoffMessage":
             # A handoff has the text of its tool's result; one that the agent decides itself has no tool call.
             ids = [call_id for call_id, text in self.results.items() if text == event.content]
@@ -135,7 +135,7 @@ def _core_name(agent: Any, message: Any, ctx: Any) -> str | None:
 
 
 def _tool(tool: Any, args: Any, cancellation_token: Any, call_id: str | None = None, **_: Any) -> Any:
-    return within(tool_run(tool.name, args, call_id), lambda scope, value: tool_end(scope, _text(tool, value)))
+    return within(tool_run(tool.name, args, call_id), lambda scope, value: tool_end(scope, _result(tool, value)))
 
 
 def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +151,7 @@ def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
             if error is not None or not last:
                 tracing.end(scope, error=error)
             else:
-                tool_end(scope, _text(self, last[0]))
+                tool_end(scope, _result(self, last[0]))
 
         def seen(event: Any) -> None:
             last[:] = [event]
@@ -166,12 +166,16 @@ def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     return run_json_stream
 
 
-def _text(of: Any, value: Any) -> str:
-    """A result as the model reads it. An error of the tool's own conversion is AutoGen's to report."""
+def _result(tool: Any, value: Any) -> Any:
+    """What a tool returned; as text where the tool itself puts it into words, such as an agent's as a tool."""
+    from autogen_core.tools import BaseTool
+
+    if type(tool).return_value_as_string is BaseTool.return_value_as_string:
+        return value
     try:
-        return of.return_value_as_string(value)
-    except Exception:
-        return str(value)
+        return tool.return_value_as_string(value)
+    except Exception:  # AutoGen reports it
+        return value
 
 
 def _workbench_tool(

@@ -81,10 +81,11 @@ class _Run:
     """What the tool of one call did last: crewai tries some calls again.
 
     Attributes:
-        error: the exception that it raised.
+        error: the exception that it raised. returned: what it returned, of which crewai makes a text.
     """
 
     error: BaseException | None = None
+    returned: Any = None
 
 
 _run: ContextVar[_Run | None] = ContextVar("agl.crewai.run", default=None)
@@ -96,8 +97,9 @@ def _watched(*_: Any, **__: Any) -> Iterator[Callable[[Any], None]]:
     here = _run.get()
     if here is not None:
         here.error = None
+        here.returned = None
     try:
-        yield lambda result: None
+        yield lambda result: None if here is None else setattr(here, "returned", result)
     except BaseException as error:
         if here is not None:
             here.error = error
@@ -118,7 +120,9 @@ def _tool_span(
         if run.error is not None:
             tracing.end(scope, error=run.error)
         else:
-            tool_end(scope, str(result), failed=failure is not None)
+            # A failure that crewai knows, or a result that it kept from an earlier run, is its text.
+            known = failure is not None or run.returned is None
+            tool_end(scope, str(result) if known else run.returned, failed=failure is not None)
 
     def failed(scope: Scope, *, error: BaseException | None = None) -> None:
         tracing.end(scope, error=run.error or error)

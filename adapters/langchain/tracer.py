@@ -2,7 +2,9 @@
 
 Hook: `register_configure_hook` with a variable of ours that holds our handler inside rollouts (langchain-core >= 1.0),
 which reaches every thread, task and bare model call without a patch. LangChain offers no way to unregister such a hook,
-so `uninstrument` removes it from LangChain's list. Where LangChain calls no hook, methods are patched: `reading`.
+so `uninstrument` removes it from LangChain's list. Where LangChain calls no hook, methods are patched: `reading`. Its
+hook for a tool's end gets a text where the tool returned an object: `_format_output`, which makes it, is patched to
+keep the object.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import functools
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID
@@ -24,7 +26,7 @@ from agl.adapters.langchain import reading
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import model_call, place, summariser, tool_end, tool_run
+from agl.adapters.scopes import model_call, note_returned, place, summariser, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
 from agl.tracing.provider_formats import finish_reason
@@ -71,6 +73,7 @@ def attach(*, nodes: bool = False) -> None:
         nodes: the nodes of the user's graphs are agents.
     """
     global _naming_nodes, _patches
+    from langchain_core.tools import base
     from langchain_core.tracers.context import _configure_hooks, register_configure_hook
 
     with _lock:
@@ -79,6 +82,7 @@ def attach(*, nodes: bool = False) -> None:
             variable: Any = _HandlerInRollouts(handler)
             register_configure_hook(variable, inheritable=True)
             _patches = reading.patched(handler.end_of)
+            _patches.method(base, "_format_output", _noting)
         _attached.append(_attached[0] if _attached else _configure_hooks[-1])
         _naming_nodes += nodes
 
@@ -95,6 +99,19 @@ def detach(*, nodes: bool = False) -> None:
             _configure_hooks.remove(hook)
             if _patches is not None:
                 _patches.restore()
+
+
+def _noting(format_output: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a tool's object of which LangChain makes a text; its hook gets that alone."""
+
+    @functools.wraps(format_output)
+    def formatted(content: Any, *args: Any, **kwargs: Any) -> Any:
+        output = format_output(content, *args, **kwargs)
+        if output is not content:
+            note_returned(content)
+        return output
+
+    return formatted
 
 
 class _HandlerInRollouts:
@@ -122,6 +139,7 @@ class _Run:
         scope: the scope that it opened, if any.
         request: of a model call, its messages and its tools.
         children: ids of the runs within it that have not ended.
+        resumed_with: what a person answered, where the graph goes on after a pause.
     """
 
     around: Scope
@@ -131,6 +149,7 @@ class _Run:
     scope: Scope | None = None
     request: tuple[Sequence[Any], Sequence[Any]] = ((), ())
     children: dict[UUID, None] = field(default_factory=dict)
+    resumed_with: str | None = None
 
     def opened(self, scope: Scope | None) -> None:
         if scope is not None:
@@ -176,6 +195,7 @@ def _handler() -> BaseCallbackHandler:
             run = self.runs[run_id] = _Run(parent, label, above, called)
             if above is not None:
                 above.children[run_id] = None
+                run.resumed_with = above.resumed_with
             return run
 
         def _forget(self, run_id: UUID, error: BaseException | str | None = None) -> _Run | None:
@@ -229,8 +249,10 @@ def _handler() -> BaseCallbackHandler:
             if run is None:
                 return
             agent, parent = run.label.agent, run.around
+            run.resumed_with = _persons_answer(inputs) or run.resumed_with
             if agent and (run.label.is_node or agent != parent.agent):
-                run.opened(tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent))
+                facts = {semconv.RESUMED_WITH: run.resumed_with if parent.rollout.capture_content else None}
+                run.opened(tracing.start(semconv.INVOKE_AGENT, agent, agent=agent, parent=parent, attributes=facts))
 
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
             run = self.runs.get(run_id)
@@ -261,8 +283,8 @@ def _handler() -> BaseCallbackHandler:
             parent, agent = run.around, run.label.agent
             if (metadata or {}).get("lc_source") == "summarization":
                 agent = summariser(agent or parent.agent)
-            for name, call_id, text in _failed_calls(messages):
-                record_failed_call(name, call_id, text, parent=parent, agent=agent)
+            for call, text in _failed_calls(messages):
+                record_failed_call(call["name"], call["id"], call["args"], text, parent=parent, agent=agent)
             params = kwargs.get("invocation_params") or {}
             model = str(params.get("model") or params.get("model_name") or (metadata or {}).get("ls_model_name") or "")
             path = (serialized or {}).get("id") or [(serialized or {}).get("name", "unknown")]
@@ -326,8 +348,7 @@ def _handler() -> BaseCallbackHandler:
                 return
             result = _tool_result(output, scope.span.attributes.get(semconv.TOOL_CALL_ID))
             scope.span.set_attribute(semconv.HANDOFF_TO, _handoff_target(output))
-            failed = getattr(result, "status", None) == "error"
-            tool_end(scope, str(getattr(result, "content", result)), failed=failed)
+            tool_end(scope, result)
 
         def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
             self._close(run_id, error)
@@ -335,14 +356,14 @@ def _handler() -> BaseCallbackHandler:
     return Handler()
 
 
-def _failed_calls(messages: Sequence[Sequence[Any]]) -> Iterator[tuple[str, str, str]]:
-    """Name, id and result of each call of the last answer whose result, at the end of a conversation, is an error."""
+def _failed_calls(messages: Sequence[Sequence[Any]]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Each tool call of the last answer whose result, at the end of a conversation, is an error, and that result."""
     for conversation in messages:
         failed: dict[str, str] = {}
         for message in reversed(conversation if isinstance(conversation, list | tuple) else ()):
             if getattr(message, "type", None) != "tool":
-                calls = getattr(message, "tool_calls", None) or ()
-                yield from ((c["name"], c["id"], failed[c["id"]]) for c in calls if c["id"] in failed)
+                calls = [c for kind in ("tool_calls", "invalid_tool_calls") for c in getattr(message, kind, None) or ()]
+                yield from ((c, failed[c["id"]]) for c in calls if c["id"] in failed)
                 break
             if message.status == "error":
                 failed[message.tool_call_id] = str(message.text)
@@ -361,12 +382,33 @@ def _structured_answers(outputs: Any) -> list[str]:
 
 
 def _tool_result(output: Any, call_id: Any) -> Any:
-    """The result that the model gets: the tool's output, or the message of a `Command` that answers the call."""
+    """The result that the model gets: the tool's output, or the message in a `Command` or a list that answers the
+    call."""
     update = getattr(output, "update", None)
-    if not isinstance(update, Mapping) or not hasattr(output, "goto"):
-        return output
-    answers = [m for m in update.get("messages") or () if getattr(m, "tool_call_id", None) == call_id]
+    if isinstance(update, Mapping) and hasattr(output, "goto"):
+        messages = update.get("messages") or ()
+    else:
+        messages = output if isinstance(output, list) else ()
+    answers = [m for m in messages if call_id is not None and getattr(m, "tool_call_id", None) == call_id]
     return answers[-1] if answers else output
+
+
+def _persons_answer(inputs: Any) -> str | None:
+    """The longest text of a `Command` that resumes a paused graph; other texts in it say what kind of answer it is."""
+    if not hasattr(inputs, "resume") or not hasattr(inputs, "goto"):
+        return None
+    return max(_texts_in(inputs.resume), key=len, default=None)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts_in(part)
 
 
 def _handoff_target(output: Any) -> str | None:

@@ -30,6 +30,7 @@ from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import place
 from agl.messages import ToolCall
+from agl.messages.tool_output import ToolOutput, tool_output
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
 
@@ -121,6 +122,7 @@ class _Open:
         failed: whether its tool reported a failure that the SDK does not record.
         error: what the SDK recorded as its error.
         reported: the exception of its tool that the SDK reported to the model.
+        failed_by_result: whether nothing but what its tool returned says that it failed.
     """
 
     around: Scope
@@ -130,6 +132,7 @@ class _Open:
     failed: bool = False
     error: Any = None
     reported: BaseException | None = None
+    failed_by_result: bool = False
 
 
 class _Spans:
@@ -223,10 +226,13 @@ class _Spans:
         attributes: dict[str, Any] = {}
         content = scope.rollout.capture_content
         if data.type == "function":
-            attributes = {semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input)}
+            attributes = {
+                semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input),
+                semconv.FAILED_BY_RESULT: opened.failed_by_result or None,
+            }
             if content:
                 attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
-                attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else _output_text(data.output)
+                attributes[semconv.TOOL_CALL_RESULT] = None if data.output is None else tool_output(data.output).text
         elif data.type == "handoff" and data.to_agent:
             scope.span.update_name(f"{semconv.HANDOFF} {data.to_agent}")
             attributes = {
@@ -345,11 +351,16 @@ def _error(span: Any, opened: _Open) -> BaseException | str | None:
         wrapped = type(error).__name__ == "UserError" and isinstance(error.__cause__, Exception)
         return error.__cause__ if wrapped else error
     if opened.failed:
-        return _output_text(span.span_data.output) if content and span.span_data.output else "the tool failed"
+        output = _output(span)
+        return output.text if content and output is not None and output.text else "the tool failed"
     if opened.reported is not None and content:
         return opened.reported
     if opened.error is None:
-        return None
+        output = _output(span)
+        if output is None or not output.failed:
+            return None
+        opened.failed_by_result = not output.marked
+        return output.text if content else "the tool failed"
     detail = (opened.error.get("data") or {}).get("error") if content else None
     return str(detail or opened.error["message"])
 
@@ -357,10 +368,10 @@ def _error(span: Any, opened: _Open) -> BaseException | str | None:
 # -- the SDK's span data ----------------------------------------------------------------------------------------------
 
 
-def _output_text(output: Any) -> str:
-    """A tool's output as text; MCP tools give parts."""
-    parts = output if isinstance(output, list) else [output]
-    return "\n".join(str(p["text"]) if isinstance(p, dict) and "text" in p else str(p) for p in parts)
+def _output(span: Any) -> ToolOutput | None:
+    """What the tool of a span returned; None of other spans, and where the SDK does not record it."""
+    output = getattr(span.span_data, "output", None) if span.span_data.type == "function" else None
+    return None if output is None else tool_output(output)
 
 
 def _model(data: Any) -> str:

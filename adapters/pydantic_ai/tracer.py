@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from agl import semconv, tracing
@@ -159,7 +159,8 @@ def _capability_class() -> Any:
                 retried = part.part_kind == "retry-prompt" and part.tool_name
                 if retried or getattr(part, "outcome", "success") not in ("success", "interrupted"):
                     text = part.model_response() if retried else part.model_response_str()
-                    record_failed_call(part.tool_name, part.tool_call_id, text, parent=self.parent())
+                    arguments = _arguments(request_context.messages, part.tool_call_id)
+                    record_failed_call(part.tool_name, part.tool_call_id, arguments, text, parent=self.parent())
             model = request_context.model
 
             def begin() -> Scope | None:
@@ -195,6 +196,13 @@ def _capability_class() -> Any:
     return Tracing
 
 
+def _arguments(messages: Sequence[Any], call_id: str) -> Any:
+    """The arguments of a tool call of the last answer."""
+    answer = next((m for m in reversed(messages) if m.kind == "response"), None)
+    calls = () if answer is None else answer.tool_calls
+    return next((call.args for call in calls if call.tool_call_id == call_id), None)
+
+
 def _end(
     scope: Scope | None,
     error: BaseException | None = None,
@@ -212,13 +220,7 @@ def _end(
 
 def _returned(scope: Scope | None, result: Any, *, failed: bool = False) -> None:
     if scope is not None:
-        tool_end(scope, _text(getattr(result, "return_value", result)), failed=failed)
-
-
-def _text(value: Any) -> str:
-    from pydantic_core import to_json
-
-    return value if isinstance(value, str) else to_json(value, fallback=str, serialize_unknown=True).decode()
+        tool_end(scope, getattr(result, "return_value", result), failed=failed)
 
 
 def _facts(response: Any, content: bool) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -26,6 +27,7 @@ from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, around, last_chat, tool_end, tool_run
 from agl.adapters.smolagents.runnable import handles, runnable
+from agl.messages.tool_output import tool_output
 from agl.tracing.context import within
 
 
@@ -54,6 +56,10 @@ class SmolagentsTracer(PatchingTracer):
         patches.tree(MultiStepAgent, agents)
         patches.tree(Tool, {"__call__": around(_calling)})
         patches.tree(PythonExecutor, {"__call__": around(_code)})
+        if importlib.util.find_spec("mcpadapt") is not None:
+            from mcp import ClientSession
+
+            patches.method(ClientSession, "call_tool", _mcp_result)
 
 
 @dataclass(eq=False)
@@ -75,8 +81,21 @@ _calls: WeakKeyDictionary[Any, list[_ToolCall]] = WeakKeyDictionary()
 _claiming = threading.Lock()
 _call: ContextVar[_ToolCall | None] = ContextVar("agl.smolagents.call", default=None)
 """The call that is about to run its tool."""
-_running: ContextVar[Any] = ContextVar("agl.smolagents.running", default=None)
-"""The tool that runs: a subclass's `__call__` calls that of its base class."""
+
+
+@dataclass(eq=False)
+class _Running:
+    """The tool that runs: a subclass's `__call__` calls that of its base class.
+
+    Attributes:
+        failed: whether it is an MCP server's, which marked its result as failed; mcpadapt passes the text alone on.
+    """
+
+    tool: Any
+    failed: bool = False
+
+
+_running: ContextVar[_Running | None] = ContextVar("agl.smolagents.running", default=None)
 
 
 def _run_stream(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,7 +145,7 @@ def _execute_tool_call(original: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             # Where the tool ran, it has its span, with the error that it raised.
             if call is not None:
-                record_failed_call(tool_name, call.id, str(error), issued_by=call.issued_by)
+                record_failed_call(tool_name, call.id, arguments, str(error), issued_by=call.issued_by)
             raise
         finally:
             _call.reset(token)
@@ -136,11 +155,13 @@ def _execute_tool_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _calling(tool: Any, *args: Any, **kwargs: Any) -> Iterator[Callable[[Any], None]]:
-    if _running.get() is tool or _gives_the_answer(tool):
+    outer = _running.get()
+    if (outer is not None and outer.tool is tool) or _gives_the_answer(tool):
         yield lambda result: None
         return
     issued = _call.get()
-    running, claimed = _running.set(tool), _call.set(None)
+    here = _Running(tool)
+    running, claimed = _running.set(here), _call.set(None)
     try:
         scope = tool_run(
             tool.name or "agent",
@@ -148,11 +169,26 @@ def _calling(tool: Any, *args: Any, **kwargs: Any) -> Iterator[Callable[[Any], N
             issued.id if issued else None,
             issued_by=issued.issued_by if issued else None,
         )
-        with within(scope, lambda scope, result: tool_end(scope, str(result))) as returns:
+        with within(scope, lambda scope, result: tool_end(scope, result, failed=here.failed)) as returns:
             yield returns
     finally:
         _call.reset(claimed)
         _running.reset(running)
+
+
+def _mcp_result(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Note of a tool of mcpadapt that its server marked the result as failed. It is awaited in a copy of the tool's
+    context."""
+
+    @functools.wraps(original)
+    async def call_tool(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await original(self, *args, **kwargs)
+        here = _running.get()
+        if here is not None and type(here.tool).__module__.startswith("mcpadapt."):
+            here.failed = here.failed or tool_output(result).marked
+        return result
+
+    return call_tool
 
 
 def _gives_the_answer(tool: Any) -> bool:

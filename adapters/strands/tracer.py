@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
@@ -20,9 +19,19 @@ from agl import semconv, tracing
 from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, around, around_async, model_call, summariser, tool_run
+from agl.adapters.scopes import (
+    agent_turn,
+    around,
+    around_async,
+    model_call,
+    note_returned,
+    summariser,
+    tool_end,
+    tool_run,
+)
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
+from agl.messages.tool_output import tool_output
 from agl.tracing.context import Scope, within
 
 _PROVIDERS = {"openai_responses": "openai"}
@@ -52,10 +61,23 @@ class StrandsTracer(PatchingTracer):
         from strands import Agent
         from strands.agent.conversation_manager import SummarizingConversationManager
         from strands.middleware._registry import MiddlewareRegistry
+        from strands.tools.decorator import DecoratedFunctionTool
 
+        patches.method(DecoratedFunctionTool, "_wrap_tool_result", _noting)
         patches.replace(MiddlewareRegistry, "compose", _composing(MiddlewareRegistry.compose))
         patches.replace(Agent, "structured_output_async", around_async(_structured)(Agent.structured_output_async))
         patches.method(SummarizingConversationManager, "_generate_summary_with_model", around(_summarising))
+
+
+def _noting(wrap_tool_result: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep a tool's object of which Strands makes a text."""
+
+    @functools.wraps(wrap_tool_result)
+    def wrapped(self: Any, tool_use_id: str, result: Any, *args: Any, **kwargs: Any) -> Any:
+        note_returned(result)
+        return wrap_tool_result(self, tool_use_id, result, *args, **kwargs)
+
+    return wrapped
 
 
 def _composing(compose: Callable[..., Chain]) -> Callable[..., Chain]:
@@ -143,19 +165,16 @@ def _tool_stage(terminal: Chain) -> Chain:
 
         def finish(scope: Scope, error: BaseException | None) -> None:
             attributes: dict[str, Any] = {}
-            failure: BaseException | str | None = _failure(error)
+            failure = _failure(error)
             if error is not None and failure is None:
                 attributes[semconv.PAUSED] = True
-            if results:
-                [event] = results
-                text = _text(event.tool_result)
-                if scope.rollout.capture_content:
-                    attributes[semconv.TOOL_CALL_RESULT] = text
-                if failure is None and event.tool_result.get("status") == "error":
-                    failure = event.exception or (text if scope.rollout.capture_content else "the tool failed")
-                if failure is None and context.tool_use["name"] == "handoff_to_agent":
-                    attributes[semconv.HANDOFF_TO] = (context.tool_use.get("input") or {}).get("agent_name")
-            tracing.end(scope, error=failure, attributes=attributes)
+            if not results:
+                tracing.end(scope, error=failure, attributes=attributes)
+                return
+            [event] = results
+            if event.tool_result.get("status") != "error" and context.tool_use["name"] == "handoff_to_agent":
+                attributes[semconv.HANDOFF_TO] = (context.tool_use.get("input") or {}).get("agent_name")
+            tool_end(scope, event.tool_result, error=failure or event.exception, attributes=attributes)
 
         return traced(begin, lambda: terminal(context), finish, seen)
 
@@ -166,18 +185,11 @@ def _refusals(messages: Any) -> None:
     """Record the failed tool calls of the last answer for which no tool ran."""
     if len(messages) < 2:
         return
-    names = {b["toolUse"]["toolUseId"]: b["toolUse"]["name"] for b in messages[-2]["content"] if "toolUse" in b}
+    uses = {b["toolUse"]["toolUseId"]: b["toolUse"] for b in messages[-2]["content"] if "toolUse" in b}
     for block in messages[-1]["content"]:
         result = block.get("toolResult")
-        if result and result.get("status") == "error" and result["toolUseId"] in names:
-            record_failed_call(names[result["toolUseId"]], result["toolUseId"], _text(result))
-
-
-def _text(result: Any) -> str:
-    blocks = result.get("content") or []
-    if all(set(block) == {"text"} for block in blocks):
-        return "\n".join(block["text"] for block in blocks)
-    return json.dumps(blocks, default=str)
+        if result and result.get("status") == "error" and (use := uses.get(result["toolUseId"])) is not None:
+            record_failed_call(use["name"], use["toolUseId"], use.get("input"), tool_output(result).text)
 
 
 def _provider(model: Any) -> str:

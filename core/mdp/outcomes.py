@@ -8,7 +8,6 @@ run it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,31 +15,14 @@ from typing import Any
 from agl import semconv
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
+from agl.mdp.tool_runs import is_answered, persons_answers, tool_name
 from agl.mdp.types import Call
+from agl.messages.tool_output import reports_failure
 
 TOOL_RESULTS = "tool_results"
 """Key of `Call.request`: the results of tool calls in the request, as `[{"id", "name", "failed"}]`."""
 UNKNOWN_TOOLS = "unknown_tools"
 """Key of `Call.request`: ids of tool calls in the response that name a tool which the request did not offer."""
-_SAYS_ERROR = re.compile(r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b)", re.I)
-
-
-def reports_failure(result: str) -> bool:
-    """Whether a tool's result says that it failed, though nothing was raised."""
-    try:
-        value = json.loads(result)
-    except (ValueError, RecursionError):
-        return _SAYS_ERROR.match(result) is not None
-    if isinstance(value, str):
-        return _SAYS_ERROR.match(value) is not None
-    if not isinstance(value, Mapping):
-        return False
-    fields = {str(k).lower().replace("_", ""): v for k, v in value.items()}
-    return (
-        any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))
-        or any(fields.get(key) is False for key in ("success", "ok"))
-        or str(fields.get("status", "")).lower() in ("error", "failed", "failure")
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +36,7 @@ class ToolOutcome:
         call: the LLM call that issued the tool call; None if unknown.
         span_id: of the tool's span, or of the call's `chat` span where the tool has none.
         arguments: JSON values; the text where it is not JSON; None if not recorded.
-        output: the result that the model got; None if not recorded.
+        output: what the tool returned, as a text or as JSON; None if not recorded.
         error: why it failed; None if it succeeded.
     """
 
@@ -81,16 +63,17 @@ class Handoff:
 def tool_outcomes(index: SpanIndex) -> list[ToolOutcome]:
     """Every tool outcome of an attempt, in the order of the calls that issued them, whatever order the tools ended in.
 
-    The call is the one that issued the tool call id. Where the span has no id, it is the one in whose `chat` span or
-    tool call the tool ran, within the same agent's span; else unknown. A tool that hands over is a handoff, unless it
-    failed. Spans of one tool call id that lie in one another are one run, seen by two layers.
+    The call is the one that issued the tool call id. Where the span has no id and was not `joined` to a call, it is the
+    one in whose `chat` span or tool call the tool ran, within the same agent's span; else unknown. A tool that hands
+    over is a handoff, unless it failed. Spans of one tool call id that lie in one another are one run, seen by two
+    layers.
     """
     tools = [
         s for s in index.spans.values() if s.operation == semconv.EXECUTE_TOOL and not s.attributes.get(semconv.PAUSED)
     ]
     handoff_ids = {_id(s) for s in index.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
     known_ids = {_id(s) for s in tools} | handoff_ids | index.answers
-    tools_without_id = {_tool(s) for s in tools if _id(s) is None}
+    tools_without_id = {tool_name(s) for s in tools if _id(s) is None}
     runs = [s for s in tools if _failed(s) or (semconv.HANDOFF_TO not in s.attributes and _id(s) not in handoff_ids)]
     outcomes = [_of_span(s, index) for s in runs if not _is_inner(s, index)]
     # A result of a tool that has spans without ids may belong to one of these: it is counted once.
@@ -134,7 +117,7 @@ def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
     result = span.attributes.get(semconv.TOOL_CALL_RESULT)
     failed = _failed(span) or (result is not None and reports_failure(str(result)))
     return ToolOutcome(
-        tool=_tool(span),
+        tool=tool_name(span),
         tool_call_id=_id(span),
         agent=call.agent if call is not None else span.agent or "",
         call=call,
@@ -148,6 +131,7 @@ def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:
 def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
     """Outcomes of the tool results in requests; a result that later requests repeat counts once, as failed if any of
     them says so: what asks for the policy's answers, a tool perhaps, may tell it another result first."""
+    answers = persons_answers(index.spans.values())
     texts: dict[tuple[str, bool], str] = {}
     names: dict[str, str] = {}
     failed: set[str] = set()
@@ -168,6 +152,8 @@ def _of_results(index: SpanIndex) -> Iterator[ToolOutcome]:
         if call is None:
             continue
         text = texts.get((tool_call_id, tool_call_id in failed))
+        if is_answered(text or "", answers):
+            continue
         chat = index.spans.get(call.span_id or "")
         # A framework that runs the tools itself and left no span did not run this one.
         runs_tools = chat is not None and bool(chat.attributes.get(semconv.RUNS_TOOLS))
@@ -205,10 +191,6 @@ def _is_inner(span: Span, index: SpanIndex) -> bool:
         if outer.operation == semconv.EXECUTE_TOOL and _id(outer) is not None and _id(outer) == _id(span):
             return True
     return False
-
-
-def _tool(span: Span) -> str:
-    return str(span.attributes.get(semconv.TOOL_NAME) or span.name.removeprefix(f"{semconv.EXECUTE_TOOL} "))
 
 
 def _id(span: Span) -> str | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from agl import semconv
 from agl.mdp.spans import Span
+from agl.mdp.tool_runs import joined
 from agl.mdp.types import Call
 
 
@@ -15,7 +16,7 @@ class SpanIndex:
 
     Attributes:
         calls: in order of arrival.
-        spans: span id -> span, in the order of the argument.
+        spans: span id -> span, in the order of the argument; tools that a program runs by hand `joined` to their calls.
         root: the outermost span; None if it is missing.
         by_span: id of a `chat` span -> the call made in it; of several calls, one that did not fail.
         issuers: tool call id -> the call that issued it.
@@ -23,7 +24,7 @@ class SpanIndex:
 
     def __init__(self, calls: Sequence[Call], spans: Sequence[Span]) -> None:
         self.calls = sorted(calls, key=lambda c: (c.index, c.id))
-        self.spans = {s.span_id: s for s in spans}
+        self.spans = {s.span_id: s for s in joined(spans, self.calls)}
         self.root = next((s for s in spans if s.parent_id is None), None)
         self.by_span: dict[str, Call] = {}
         for call in self.calls:

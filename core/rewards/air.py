@@ -75,8 +75,8 @@ class AIR:
     def on_tool_success(self) -> _Decorator:
         """A tool succeeded. Filters: `tool`, `agent`.
 
-        The rule's arguments: `tool_name`; `output`, the text that the model got; `arguments`, JSON values;
-        `agent`, the one that called the tool; `tool_call_id`, or None.
+        The rule's arguments: `tool_name`; `output`, what the tool returned as a text or as JSON; `arguments`, JSON
+        values; `agent`, the one that called the tool; `tool_call_id`, or None.
         """
         return _Decorator(self._rules, "on_tool_success")
 

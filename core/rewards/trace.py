@@ -10,6 +10,7 @@ from typing import Any
 from agl import semconv, tracing
 from agl.mdp.selection import AgentFilter, select
 from agl.mdp.spans import Span
+from agl.mdp.tool_runs import joined
 from agl.mdp.types import Call
 from agl.messages import Message, read, write
 from agl.tracing.inferred import completed, with_messages
@@ -40,7 +41,7 @@ class Trace:
         if scope is None:
             return None
         rollout = scope.rollout
-        return Trace(rollout.rollout_id, rollout.attempt, rollout.agent, tuple(rollout.spans))
+        return Trace(rollout.rollout_id, rollout.attempt, rollout.agent, tuple(joined(list(rollout.spans))))
 
     @classmethod
     def of_attempt(cls, rollout_id: str, attempt: int, spans: Sequence[Span], calls: Sequence[Call]) -> Trace:

@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -29,19 +29,62 @@ import agl
 from agl import semconv, tracing
 from agl.agents import registry as plugins
 from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.outcomes import tool_outcomes
+from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.messages import Other, Text, ToolCall, read
+from agl.messages.tool_output import tool_output
 from agl.testing.capabilities import Row, capability, declared_by
 from agl.testing.open_calls import OpenCalls
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
 from agl.testing.runs import ASK, context, do, instrumented, of, reads, ways
 from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
 from agl.tracing.context import RolloutContext
+from agl.tracing.inferred import completed
 
 __all__ = [
     "GAPS", "KEY", "NO_NUMBERS", "Conformance", "Provider", "Reply", "Script", "Subject", "ToolFailed", "add",
     "last_said", "serve", "tool_result", "uses_add",
 ]  # fmt: skip
+
+
+def raises() -> Any:
+    raise ToolFailed("a is negative")
+
+
+@dataclasses.dataclass
+class Stock:
+    """What a tool returns that has classes for its results."""
+
+    items: int
+    error: str | None = None
+
+
+FAILURES: Mapping[str, Callable[[], Any]] = {
+    "an object with an error": lambda: {"error": "sold out"},
+    "an object without success": lambda: {"success": False, "reason": "sold out"},
+    "an object with its status": lambda: {"status": "failed"},
+    "an object of a class": lambda: Stock(0, "sold out"),
+    "JSON with an error": lambda: '{"error": "sold out"}',
+    "an object as Python writes it": lambda: str({"error": "sold out"}),
+    "a text": lambda: "Error: sold out",
+    "text blocks": lambda: [{"type": "text", "text": "Error: sold out"}],
+    "an MCP result": lambda: {"content": [{"type": "text", "text": "sold out"}], "isError": True},
+    "an exception": raises,
+}
+"""Ways in which a tool says that it failed."""
+SUCCESSES: Mapping[str, Callable[[], Any]] = {
+    "no error": lambda: {"error": None, "rows": 3},
+    "no errors": lambda: {"errors": []},
+    "success": lambda: {"success": True, "status": "ok"},
+    "an object of a class": lambda: Stock(3),
+    "JSON without an error": lambda: '{"error": null, "rows": 3}',
+    "an object as Python writes it": lambda: str({"error": None, "rows": 3}),
+    "a text": lambda: "errors: 0",
+    "text blocks": lambda: [{"type": "text", "text": "errors: 0"}],
+    "an MCP result": lambda: {"content": [{"type": "text", "text": "sold out"}], "isError": False},
+}
+"""Results that look like failures."""
 
 
 class Conformance(OpenCalls):
@@ -160,6 +203,57 @@ class Conformance(OpenCalls):
         assert NO_NUMBERS in str(tool.attributes[semconv.TOOL_CALL_RESULT])
         check_call_id(subject, tool, provider)
         assert {s.status for s in rollout.spans if s is not tool} == {"unset"}
+
+    @capability("what a tool returned tells its outcome, in whichever form")
+    def test_what_a_tool_returned_tells_its_outcome(
+        self, subject: Subject, provider: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        agent = subject.agent(provider.url, "solver")
+        cases = [*((True, *case) for case in FAILURES.items()), *((False, *case) for case in SUCCESSES.items())]
+        with instrumented(subject):
+            for fails, what, result in cases:
+                # A bare client's program ends with its tool's exception, and makes its own texts of objects.
+                if not subject.traces_tools and what in ("an exception", "an object of a class"):
+                    continue
+                monkeypatch.setattr(f"{add.__module__}.result", result)
+                rollout = context(subject)
+                rollout.prompts = True
+                with contextlib.suppress(ToolFailed), tracing.running(rollout):
+                    do(subject, agent)
+                spans = completed(rollout.spans)
+                [tool] = [s for s in spans if s.operation == semconv.EXECUTE_TOOL]
+                [outcome] = tool_outcomes(SpanIndex((), spans))
+                assert (what, tool.status, outcome.error is not None) == (what, "error" if fails else "unset", fails)
+                # Of an MCP result, some frameworks pass the text on.
+                if fails and what != "an MCP result":
+                    by_result = tool.attributes.get(semconv.FAILED_BY_RESULT, False)
+                    assert (what, by_result) == (what, what != "an exception")
+                if subject.traces_tools and what != "an exception":
+                    # Some frameworks make JSON of content blocks, too.
+                    texts = (tool_output(result()).text, json.dumps(result(), default=str))
+                    assert tool.attributes[semconv.TOOL_CALL_RESULT] in texts
+
+    @capability("a tool call that the framework refuses is an error, with its arguments", needs="traces_tools")
+    def test_a_call_of_an_unknown_tool_is_an_error_with_its_arguments(
+        self, subject: Subject, way: str, provider: Provider
+    ) -> None:
+        provider.script = instead_of_add(subject.script(), "no_such_tool", {"a": 2, "b": 3})
+        raised = raised_in(rollout := context(subject), subject, subject.agent(provider.url, "solver"), way)
+        refused = of(rollout, semconv.EXECUTE_TOOL)
+        # Of a run that it ends, the framework tells no call.
+        assert len(refused) == 1 or raised is not None
+        check_refused(refused, "no_such_tool", {"a": 2, "b": 3})
+
+    @capability("a tool call with arguments that do not fit is an error, with its arguments", needs="traces_tools")
+    def test_a_call_that_does_not_fit_is_an_error_with_its_arguments(
+        self, subject: Subject, provider: Provider
+    ) -> None:
+        provider.script = instead_of_add(subject.script(), "add", {"a": "two"})
+        agent = subject.agent(provider.url, "solver")
+        raised_in(rollout := context(subject), subject, agent, ways(subject)[0])
+        refused = of(rollout, semconv.EXECUTE_TOOL)
+        assert refused
+        check_refused(refused, "add", {"a": "two"})
 
     @capability("MCP tools are traced, and their failures recorded", gap="mcp", needs="traces_tools")
     @pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
@@ -491,6 +585,23 @@ def spans_of_one_run(subject: Subject) -> int:
 def check_call_id(subject: Subject, tool: Span, provider: Provider) -> None:
     if "call_ids" not in subject.gaps:
         assert tool.attributes[semconv.TOOL_CALL_ID] == subject.call_id(provider.last.body)
+
+
+def instead_of_add(script: Script, name: str, arguments: dict[str, Any]) -> Script:
+    """A policy that asks for this wherever `script` asks for `add`."""
+
+    def asks(body: dict[str, Any]) -> Reply:
+        reply = script(body)
+        tools = tuple((name, arguments) if tool == "add" else (tool, own) for tool, own in reply.tools)
+        return dataclasses.replace(reply, tools=tools)
+
+    return asks
+
+
+def check_refused(tools: Sequence[Span], name: str, arguments: dict[str, Any]) -> None:
+    for tool in tools:
+        assert (tool.name, tool.status) == (f"execute_tool {name}", "error")
+        assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == arguments
 
 
 def check_alone(subject: Subject, rollout: RolloutContext, gateway: Provider) -> None:

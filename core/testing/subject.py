@@ -33,7 +33,7 @@ GAPS = {
         "span is an error."
     ),
     "error_texts": "The framework's hooks get a tool's exception as text, so the tool's span has no type.",
-    "tool_reports": "In this framework a tool can report failure only by raising.",
+    "tool_reports": "In this framework a tool can mark its result as a failure only by raising.",
     "mcp": "MCP tools need a package that is not installed.",
     "reasoning": "The framework's hooks do not get the model's reasoning.",
     "call_errors": "The framework wraps the SDK's exception in another one; the span has the one that was raised.",
@@ -45,10 +45,16 @@ users_span: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
 """Opens a span of the user's own in the tool."""
 
 
+result: Callable[[], Any] | None = None
+"""What the tool returns, or raises, instead of the sum."""
+
+
 def add(a: int, b: int) -> int:
     """Add two numbers."""
     with users_span():
         pass
+    if result is not None:
+        return result()
     if a < 0:
         raise ToolFailed("a is negative")
     return a + b

@@ -14,8 +14,10 @@ from typing import Any
 from agl import semconv
 from agl.errors import UnreadableMessageError
 from agl.mdp.spans import Span, recorded
+from agl.mdp.tool_runs import is_answered, joined, persons_answers, tool_name
 from agl.mdp.types import Call
 from agl.messages import Message, ToolCall, ToolResult, read, write
+from agl.messages.tool_output import tool_output
 from agl.tracing.provider_formats import request_messages
 
 
@@ -68,10 +70,19 @@ class SpanInference:
             if (issued := self._issued.pop(call_id, None)) is None:
                 continue
             call, chat = issued
-            facts = {semconv.TOOL_NAME: call.name, semconv.TOOL_CALL_ID: call_id, semconv.INFERRED: True}
+            output = tool_output(result.content)
+            by_result = output.failed and not result.failed and not output.marked
+            facts = {
+                semconv.TOOL_NAME: call.name,
+                semconv.TOOL_CALL_ID: call_id,
+                semconv.INFERRED: True,
+                semconv.FAILED_BY_RESULT: by_result or None,
+            }
             if self.capture_content:
                 facts |= {semconv.TOOL_CALL_ARGUMENTS: call.json_arguments, semconv.TOOL_CALL_RESULT: result.text}
-            error = (result.text if self.capture_content else "the tool failed") if result.failed else None
+            error = None
+            if result.failed or output.failed:
+                error = result.text if self.capture_content else "the tool failed"
             start = min(chat.end, before)
             span_id = _digest(f"{self.rollout_id}/{self.attempt}/{call_id}")
             where = {"parent_id": chat.parent_id, "span_id": span_id, "start": start, "end": before}
@@ -81,16 +92,18 @@ class SpanInference:
 
 
 def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
-    """The spans of an attempt, completed by those that its clients did not make.
+    """The spans of an attempt, completed by those that its clients did not make; tools that a program runs by hand are
+    `joined` to their calls.
 
     These are a `chat` span for each gateway call without one (programs in other languages make none), and spans of the
     tools that a loop around a bare SDK ran.
     """
+    spans = joined(spans, calls)
     known = {s.span_id for s in spans}
     unseen = sorted((c for c in calls if c.span_id not in known), key=lambda c: c.index)
     chats = [*(s for s in spans if s.operation == semconv.CHAT)]
     if not unseen and not chats:
-        return list(spans)
+        return spans
     root = next((s for s in spans if s.parent_id is None), None)
     first = spans[0] if spans else unseen[0]
     trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
@@ -99,10 +112,21 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     run_or_followed = (semconv.EXECUTE_TOOL, semconv.HANDOFF)
     known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation in run_or_followed}
     known_tools |= {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
+    answers = persons_answers(spans)
+    tools_without_id = {
+        tool_name(s) for s in spans if s.operation == semconv.EXECUTE_TOOL and semconv.TOOL_CALL_ID not in s.attributes
+    }
     for span in sorted([*chats, *inferred], key=lambda s: s.start):
         results = {r.id: r for message in _readable(read.sent, span) for r in message.tool_results}
         tools = inference.tools(results, span.start)
-        inferred += [t for t in tools if t.attributes[semconv.TOOL_CALL_ID] not in known_tools]
+        # A result of a tool that has spans without ids may be that of one of these.
+        inferred += [
+            t
+            for t in tools
+            if t.attributes[semconv.TOOL_CALL_ID] not in known_tools
+            and tool_name(t) not in tools_without_id
+            and not is_answered(str(t.attributes.get(semconv.TOOL_CALL_RESULT, "")), answers)
+        ]
         inference.asks(span, [c for message in _readable(read.said, span) for c in message.tool_calls if c.id])
     return [*spans, *inferred]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 pytest.importorskip("autogen.agentchat")
 
@@ -111,6 +112,30 @@ def test_a_failing_tool_is_recorded(provider: Provider, rollout: RolloutContext,
     [tool] = of(rollout, semconv.EXECUTE_TOOL)
     assert tool.status == "error"
     assert "a is negative" in tool.attributes[semconv.TOOL_CALL_RESULT]
+
+
+class Stock(BaseModel):
+    items: int
+    error: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("returned", "failed"),
+    [
+        ({"error": "sold out"}, True), (Stock(items=0, error="sold out"), True), ("Error: sold out", True),
+        ({"error": None}, False), (Stock(items=3), False), ({"errors": []}, False),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_a_tool_returned_tells_its_outcome(
+    provider: Provider, rollout: RolloutContext, returned: Any, failed: bool
+) -> None:
+    def stock(a: int, b: int) -> Any:
+        return returned
+
+    chat(provider.url, "sync", tool=stock)
+    [tool] = of(rollout, semconv.EXECUTE_TOOL)
+    assert tool.status == ("error" if failed else "unset")
 
 
 def test_an_async_tool_in_a_sync_chat(provider: Provider, rollout: RolloutContext) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("smolagents")
 from rewarded import NOWHERE, calls_of, rewarded
 from scripted import in_loop
 from smolagents import CodeAgent, LogLevel, Tool, ToolCallingAgent
-from subject_smolagents import build
+from subject_smolagents import build, mcp_tools
 
 import agl
 from agl import semconv, tracing
@@ -342,3 +342,15 @@ async def test_air_rewards_code_and_what_it_calls_at_the_call_that_wrote_it() ->
         ("success", "add", 1.0, 0), ("success", "python_interpreter", 1.0, 0),
         ("success", "python_interpreter", 1.0, 2),
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("a", [2, -1], ids=["succeeds", "fails"])
+def test_an_mcp_server_tells_in_code_too_whether_its_tool_failed(rollout: RolloutContext, a: int) -> None:
+    pytest.importorskip("mcpadapt")
+    script = writes(f"print(add(a={a}, b=3))", "final_answer('done')")
+    with serve(script) as provider, mcp_tools() as tools:
+        assert build(provider.url, "solver", CodeAgent, tools=tools).run("2+3") == "done"
+    [ran] = [s for s in rollout.spans if s.name == "execute_tool add"]
+    assert ran.status == ("unset" if a == 2 else "error")
+    assert ("5" if a == 2 else "a is negative") in str(ran.attributes[semconv.TOOL_CALL_RESULT])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from agl.adapters.smolagents import SmolagentsTracer
+from agl.testing import subject
+from agl.testing.mcp_server import ARGUMENTS, COMMAND
 from agl.testing.provider import Reply, Script, last_said
-from agl.testing.subject import KEY, Subject, ToolFailed, sdk_requests, uses_add
+from agl.testing.subject import KEY, Subject, sdk_requests, uses_add
 
 
 class Smolagents(Subject):
@@ -20,7 +24,14 @@ class Smolagents(Subject):
     finish_reasons = ("tool_calls", "tool_calls")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     sync_reads: ClassVar[tuple[str, ...]] = ("pieces",)
-    gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "tool_reports", "call_errors", "mcp"})
+    gaps: ClassVar[frozenset[str]] = frozenset(
+        {"tool_errors", "tool_reports", "call_errors"} | ({"mcp"} if find_spec("mcpadapt") is None else set())
+    )
+
+    async def with_mcp(self, url: str, name: str, question: str) -> str:
+        with mcp_tools() as tools:
+            agent = build(url, name, tools=tools)
+            return str(await asyncio.to_thread(agent.run, question)).strip()
 
     def agent(self, url: str, name: str) -> Any:
         return _Runs(url, name, self.prompt)
@@ -43,6 +54,14 @@ class Smolagents(Subject):
         return sdk_requests(), *agents, Tool.__dict__["__call__"], LocalPythonExecutor.__dict__["__call__"]
 
 
+def mcp_tools() -> Any:
+    """The tools of `agl.testing.mcp_server`, in a `with`."""
+    from mcp import StdioServerParameters
+    from smolagents import MCPClient
+
+    return MCPClient(StdioServerParameters(command=COMMAND, args=ARGUMENTS), structured_output=False)
+
+
 def observed(body: dict[str, Any]) -> str | None:
     """The tool's result or error that a request ends with; smolagents gives it to the model as the user's words."""
     _, text = last_said(body)
@@ -61,9 +80,7 @@ def adder() -> Any:
             a: the one.
             b: the other.
         """
-        if a < 0:
-            raise ToolFailed("a is negative")
-        return a + b
+        return subject.add(a, b)
 
     return add
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import agl
 from agl import semconv, tracing
+from agl.adapters.scopes import tool_end, tool_run
 from agl.agents.agent import RolloutInfo
 from agl.errors import ConfigError, RewardError
 from agl.mdp.selection import select
@@ -120,6 +121,17 @@ def test_the_share_of_tool_calls_that_succeeded() -> None:
         assert ToolSuccess(agents="other")(None, None) == 0.0
         used("e", agent="other")
         assert ToolSuccess(agents="oth*")(None, None) == 1.0
+
+
+def test_a_rule_of_ones_own_judges_what_was_returned_but_not_what_was_raised() -> None:
+    with rollout():
+        for returned, error in (({"error": "none left"}, None), ("fine", None), ("fine", ValueError("no"))):
+            scope = tool_run("a", {}, None)
+            assert scope is not None
+            tool_end(scope, returned, error=error)
+        assert ToolSuccess()(None, None) == pytest.approx(1 / 3)
+        assert ToolSuccess(failed=lambda text: False)(None, None) == pytest.approx(2 / 3)
+        assert ToolSuccess(failed=lambda text: True)(None, None) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from typing import Any
 
 from agl import semconv
 from agl.errors import ConfigError
-from agl.mdp.outcomes import reports_failure
 from agl.mdp.selection import AgentFilter
 from agl.mdp.spans import Span
+from agl.messages.tool_output import reports_failure
 from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import Grader
@@ -35,8 +35,8 @@ class ToolSuccess(_OfTrace):
     Attributes:
         success, failure, empty: the value of a call that succeeded, failed, or has an empty result (None = a success).
         without_calls: the value if no tool was called.
-        failed: result text -> whether it reports a failure. If None, these do: a JSON object with "error", "isError" or
-            the like, and a text that begins with "Error" or a traceback.
+        failed: result text -> whether it reports a failure, where nothing was raised or marked as failed. If None,
+            these do: an object with "error", "isError" or the like, and a text that begins with "Error" or a traceback.
         agents: the agents whose calls count: a name, glob, pattern, callable or several; all if None.
     """
 
@@ -135,7 +135,8 @@ def name(tool: Span) -> str:
 
 def succeeded(tool: Span, failed: Callable[[str], bool] | None = None) -> bool:
     """Whether neither the status of a tool's span nor its result (`failed`, or `reports_failure`) reports a failure."""
-    if tool.status == "error":
+    by_result_alone = tool.attributes.get(semconv.FAILED_BY_RESULT) is True
+    if tool.status == "error" and not (by_result_alone and failed is not None):
         return False
     result = tool.attributes.get(semconv.TOOL_CALL_RESULT)
     return result is None or not (failed or reports_failure)(str(result))

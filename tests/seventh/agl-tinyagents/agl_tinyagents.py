@@ -82,7 +82,7 @@ class _Listener:
         if scope is None:
             return
         if step.error is None and step.kind == "tool":
-            scopes.tool_end(scope, str(step.output))
+            scopes.tool_end(scope, step.output)
             return
         has_answer = step.kind == "model" and step.output is not None
         facts = _facts(step.output, scope.rollout.capture_content) if has_answer else None
