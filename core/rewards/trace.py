@@ -122,7 +122,7 @@ class Trace:
         """The trace of some agents alone: a name, glob, pattern, callable or several; None = all."""
         if agents is None:
             return self
-        selection = select(agents)
+        selection = select(agents).knowing(s.agent for s in self.spans)
         spans = tuple(s for s in self.spans if s.agent is not None and selection.policy_for(s.agent) is not None)
         return replace(self, spans=spans)
 

@@ -222,6 +222,7 @@ def start(
             return None
         rollout = parent.rollout
     agent = agent or (parent.agent if parent else rollout.agent)
+    rollout.selection = rollout.selection.knowing((agent,))
     untrained = untrained or (parent is not None and parent.untrained)
     if untrained:
         attributes = {semconv.UNTRAINED: True, **(attributes or {})}

@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 
 import agl
 from agl.agents.registry import adapters
+from agl.errors import NoAgentMatchedError
 from agl.testing.provider import Reply, serve
 from agl.trainer.store import open_store
 
@@ -67,6 +69,46 @@ def test_only_the_selected_agents_tokens_are_trained(untrained_model: Path, tmp_
                 assert chats.keys() == {"writer", "critic", "judge"}
                 assert "agl.routed" not in chats["judge"].attributes
                 assert not any("sk-original" in str(s) or "agl-" in str(s.attributes) for s in spans)
+        finally:
+            await store.close()
+
+    asyncio.run(look())
+
+
+def test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_the_run(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """The agent that the text would fit as a glob is asked first, so that the run learns of the name afterwards."""
+    with serve(lambda body: Reply("a fine text")) as provider:
+        model: Any = ChatOpenAI(model="gpt", base_url=provider.url, api_key="sk-original")  # type: ignore[arg-type]
+        agents = [create_agent(model, name=name) for name in ("worker 1", "worker [1]")]
+
+        @agl.rollout
+        async def program(task: Any) -> float:
+            texts = [
+                (await agent.ainvoke({"messages": [{"role": "user", "content": task}]}))["messages"][-1].content
+                for agent in agents
+            ]
+            return float(len(texts[-1]) % 5)
+
+        trainer = agl.Trainer(
+            agl.GRPO(model=str(untrained_model), group_size=2, batch_size=2, steps=2, max_response_tokens=8),
+            agents=["worker [1]", "nobody"],
+            tracer=adapters()["langchain"](),
+            directory=tmp_path,
+            progress=False,
+        )
+        with pytest.raises(NoAgentMatchedError, match=r"names 'nobody', .* in this run; .*'worker \[1\]', 'worker 1'"):
+            trainer.fit(program, ["one", "two"])
+    assert (tmp_path / "policy" / "config.json").is_file()
+
+    async def look() -> None:
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
+        try:
+            for rollout in await store.query_rollouts(mode="train"):
+                assert rollout.status == "succeeded"
+                calls = await store.query_calls(rollout.rollout_id, rollout.attempts)
+                assert [c.agent for c in calls] == ["worker [1]"]
         finally:
             await store.close()
 

@@ -454,10 +454,14 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
         report = await describe(run.store, result.rollout.rollout_id, credit=run.config.credit)
         terminal.console().print(renderable(report))
     seen = (name for r in results if r.attempt_trajectory is not None for name in r.attempt_trajectory.agents)
-    for name in dict.fromkeys(seen):
-        policy = run.config.selection.policy_for(name)
+    agents = tuple(dict.fromkeys(seen))
+    selection = run.config.selection.knowing(agents)
+    for name in agents:
+        policy = selection.policy_for(name)
         what = "not trained" if policy is None else "trained" if policy == DEFAULT_POLICY else f"trained as {policy}"
         terminal.console().print(f"agent     {name}: {what}; agents={name!r} selects it alone")
+    if agents and (unmatched := selection.unmatched(agents)):
+        terminal.console().print(f"agents=   {', '.join(unmatched)}: no agent that made a call")
     succeeded = require_some(results, "the dry run")
     await run.record({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
 

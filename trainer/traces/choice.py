@@ -183,9 +183,13 @@ class Choice:
         self._counts: Counter[str] = Counter(rollouts=0, rollouts_kept=0, calls=0, calls_kept=0, calls_retokenised=0)
         self._rewards: dict[str, RewardRange] = {}
         self._tasks: dict[bytes, _Task] = {}
+        self._agents: dict[str, None] = {}
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Why a rollout is out, whatever its calls are; None if that depends on them."""
+        self._agents |= dict.fromkeys(candidate.attempt.agents)
+        if self._selection is not None:
+            self._selection = self._selection.knowing(self._agents)
         if candidate.attempt.fault is not None:
             return "ended by the policy itself"
         if self._fulfils is not None and not self._fulfils(candidate.attempt):
@@ -226,7 +230,10 @@ class Choice:
 
         Raises:
             ConfigError: `weight` gives an impossible value.
+            NoAgentMatchedError: `agents` names one that made no call in any rollout.
         """
+        if self._selection is not None and self._agents:
+            self._selection.require_matched(self._agents, f"in {self._counts['rollouts']} rollouts")
         counts = Counter(self._counts)
         trajectories: list[Trajectory] = []
         weights: dict[str, float] = {}
@@ -238,6 +245,9 @@ class Choice:
             weight = _weight(self._weight, entry.candidate.attempt)
             transitions: list[Transition] = []
             for transition in entry.transitions:
+                if not self._is_selected(transition.call):
+                    counts["calls_left_out/other agent"] += 1
+                    continue
                 digest = task, call_digest(transition.call)
                 if digest in trained or weight == 0:
                     counts[f"calls_left_out/{'duplicate' if digest in trained else 'weight 0'}"] += 1
@@ -255,6 +265,10 @@ class Choice:
         known = {name: n for name, n in counts.items() if n or "left_out/" not in name}
         where = "" if self._where is None else str(getattr(self._where, "__name__", self._where))
         return Chosen(tuple(trajectories), weights, known, dict(self._rewards), where, tuple(kept))
+
+    def _is_selected(self, call: Call) -> bool:
+        """Whether its agent is selected, as far as the agents' names are known now."""
+        return self._selection is None or self._selection.policy_for(call.agent) is not None
 
     def _out(self, n_calls: int, reason: str) -> None:
         self._counts[f"rollouts_left_out/{reason}"] += 1

@@ -95,6 +95,7 @@ def pairs(
 
     Raises:
         ConfigError: an option has an impossible value.
+        NoAgentMatchedError: `agents` names one that made no call in any rollout.
     """
     check_per_task(per_task)
     if not isinstance(margin, int | float) or isinstance(margin, bool) or not margin >= 0:
@@ -105,6 +106,12 @@ def pairs(
     selection = None if agents is None else select(agents)
     counts: Counter[str] = Counter(rollouts=0, rollouts_paired=0, tasks=0, pairs=0)
     tasks: dict[str, dict[tuple[bytes, ...], _Side]] = {}
+    candidates = list(candidates)
+    if selection is not None:
+        agents = [agent for candidate in candidates for agent in candidate.attempt.agents]
+        selection = selection.knowing(agents)
+        if agents:
+            selection.require_matched(agents, f"in {len(candidates)} rollouts")
     for number, candidate in enumerate(candidates):
         counts["rollouts"] += 1
         value = compared(candidate.attempt)
