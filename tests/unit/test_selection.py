@@ -82,7 +82,9 @@ def test_a_name_is_that_agent_and_no_other(agents: list[str], rules: list[str]) 
     assert later == known == selection_from_json({"rules": selection_to_json(known), "names": sorted(known.names)})
 
 
-@given(rules=st.lists(NAMES, min_size=1, max_size=4), seen=st.lists(NAMES, max_size=4), more=st.lists(NAMES, max_size=4))
+@given(
+    rules=st.lists(NAMES, min_size=1, max_size=4), seen=st.lists(NAMES, max_size=4), more=st.lists(NAMES, max_size=4)
+)
 def test_more_names_only_make_a_selection_smaller(rules: list[str], seen: list[str], more: list[str]) -> None:
     before = select(rules).knowing(seen)
     after = before.knowing(more)
@@ -103,7 +105,9 @@ def test_names_with_a_globs_characters(order: int) -> None:
 def test_a_rule_that_selects_nobody_is_named_with_those_who_were_there() -> None:
     selection = select(["desk", "nobody", re.compile("^x"), "d*"])
     assert selection.unmatched(["desk", "front"]) == ("'nobody'", "/^x/")
-    with pytest.raises(NoAgentMatchedError, match=r"agents= names 'nobody', /\^x/, .* in 3 rollouts; .* 'desk', 'front'"):
+    with pytest.raises(
+        NoAgentMatchedError, match=r"agents= names 'nobody', /\^x/, .* in 3 rollouts; .* 'desk', 'front'"
+    ):
         selection.require_matched(["desk", "front"], "in 3 rollouts")
     select(["desk", "front"]).require_matched(["desk", "front"], "here")
 

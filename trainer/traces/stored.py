@@ -172,7 +172,9 @@ class Traces:
 
         return Selection(tuple((learns(policy), policy) for policy in every.policies))
 
-    def _add(self, choice: Choice, record: Record, selection: Selection | None, renderings: Mapping[str, Rendering]) -> None:
+    def _add(
+        self, choice: Choice, record: Record, selection: Selection | None, renderings: Mapping[str, Rendering]
+    ) -> None:
         attempt = self.recorded(record, selection)
         if attempt is None:
             choice.skip(len(record.calls), record.rollout.status)

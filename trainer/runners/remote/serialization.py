@@ -6,7 +6,7 @@ Invariant: a worker names its lease by rollout and attempt, and proves it by the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -93,7 +93,8 @@ def sent_lease(lease: Lease, *, selection: bool = True, known: Mapping[str, Any]
     """A lease whose fields are JSON values.
 
     Args:
-        selection: whether to include its rules; otherwise the worker has them already. known: resources that it has, too.
+        selection: whether to include its rules; otherwise the worker has them already. known: resources that it has,
+            too.
 
     Raises:
         ConfigError: `agents=` holds a function, which JSON cannot carry.
@@ -113,8 +114,8 @@ def received_lease(lease: Lease, base_url: str, selection: Selection | None, res
 
     Args:
         base_url: the address at which this worker has reached the coordinator, which is the gateway's unless the lease
-            has another port. selection: whose rules are used where the lease has none. resources: those that the worker has, which the
-            lease may replace.
+            has another port. selection: whose rules are used where the lease has none. resources: those that the worker
+            has, which the lease may replace.
 
     Raises:
         ConfigError: there is no selection, neither in the lease nor here.
