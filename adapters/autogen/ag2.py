@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from agl import tracing
+from agl import semconv, tracing
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import agent_turn, tool_end, tool_run
 from agl.tracing.context import within
@@ -75,8 +75,8 @@ def _end(scope: Any, result: Any) -> None:
     elif hasattr(result, "result"):
         tool_end(scope, "\n".join(_text(part) for part in result.result.parts))
     else:
-        # A client-side tool: its result comes with the client's next request.
-        tracing.end(scope)
+        # A client-side tool: it has not run, and its result comes with the client's next request.
+        tracing.end(scope, attributes={semconv.PAUSED: True})
 
 
 def _text(part: Any) -> str:

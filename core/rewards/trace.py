@@ -96,8 +96,8 @@ class Trace:
 
     @property
     def tools(self) -> tuple[Span, ...]:
-        """Tool executions (`execute_tool` spans), in order of start."""
-        return self._of(semconv.EXECUTE_TOOL)
+        """Tool executions (`execute_tool` spans), in order of start; without those that wait for a person."""
+        return tuple(s for s in self._of(semconv.EXECUTE_TOOL) if s.is_tool_run)
 
     @property
     def agents(self) -> tuple[str, ...]:
