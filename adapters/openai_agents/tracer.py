@@ -10,9 +10,10 @@ The SDK's tool spans carry no call id: `ToolContext.from_agent_context`, which m
 patched to read it. Tools that get no such context (the shell, patches) are joined to the call with their name and
 arguments in the last answer of the same agent's run. A tool that needs an approval has a span before it has run, and
 another one afterwards: `_maybe_execute_tool_approval`, `with_tool_function_span` and, for agents as tools,
-`record_agent_tool_run_result` tell the two apart. The spans carry no MCP `isError` either: `MCPUtil._extract_custom_data`, which every MCP result
-passes where it exists, is patched to read it. Of an exception that a tool's failure handler turns into a result, its
-spans keep no more than that there was one: `set_error`, which is called while it is handled, keeps it.
+`record_agent_tool_run_result` tell the two apart. The spans carry no MCP `isError` either:
+`MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it. Of an exception
+that a tool's failure handler turns into a result, its spans keep no more than that there was one: `set_error`, which is
+called while it is handled, keeps it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
+import pytest
+
 from agl.adapters.autogen import AutoGenTracer
-from agl.testing.subject import KEY, Subject, add, sdk_requests
+from agl.testing.subject import KEY, Decision, Subject, add, sdk_requests
 
 
 class AG2(Subject):
@@ -18,6 +20,8 @@ class AG2(Subject):
     takes_prompt = True
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
+    approvals = True
+    parallel_calls = True
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "tool_reports", "mcp"})
     config: ClassVar[str] = "OpenAIConfig"
 
@@ -27,7 +31,23 @@ class AG2(Subject):
     def wrappable(self, url: str, name: str) -> Any:
         return self.build(url, name, stream=False)
 
-    def build(self, url: str, name: str, *, stream: bool) -> Any:
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        from ag2 import tool
+        from ag2.middleware import approval_required
+
+        if decision == "unanswered":
+            pytest.skip("ag2 asks the person within the run")
+        made = tool(add, middleware=[approval_required()])
+        agent = self.build(url, name, stream=False, tools=[made])
+        answer = "y" if decision == "approved" else "n"
+        return (await agent.ask(question, hitl_hook=lambda: answer)).body.strip()
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        from ag2 import tool as made
+
+        return (await self.build(url, name, stream=False, tools=[made(tool)]).ask(question)).body.strip()
+
+    def build(self, url: str, name: str, *, stream: bool, tools: Any = None) -> Any:
         from ag2 import Agent, config, tool
         from openai import DefaultAsyncHttpxClient
 
@@ -35,7 +55,7 @@ class AG2(Subject):
         http = DefaultAsyncHttpxClient(headers={"connection": "close"})
         make = getattr(config, self.config)
         model = make(model="m", base_url=url, api_key=KEY, streaming=stream, max_retries=0, http_client=http)
-        return Agent(name, prompt=self.prompt or "be brief", config=model, tools=[tool(add)])
+        return Agent(name, prompt=self.prompt or "be brief", config=model, tools=tools or [tool(add)])
 
     def changed(self) -> Any:
         from ag2 import Agent
