@@ -138,7 +138,7 @@ FRAMEWORKS = (
     Framework("ag2", "ag2", ("ag2", "ag2_responses"), ("test_autogen_ag2.py",)),
     Framework("smolagents", "smolagents", ("smolagents",), ("test_smolagents.py",)),
     Framework("crewai", "crewai", ("crewai",), ("test_crewai.py",)),
-    Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
+    Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py", "test_autogen_beta.py")),
     Framework(
         "pyautogen 0.2", "", files=("test_autogen_classic.py",), also=("pyautogen>=0.2.35,<0.3",),
         resolutions=("newest",),
