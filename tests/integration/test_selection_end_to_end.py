@@ -115,6 +115,31 @@ def test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_
     asyncio.run(look())
 
 
+def test_a_dry_run_names_agents_of_one_name_and_names_of_nobody(
+    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @agl.rollout
+    async def program(task: Any, llm: agl.LLM) -> float:
+        model: Any = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)  # type: ignore[arg-type]
+        prompts = {"worker": ["You write.", "You check."], "editor": ["You edit.", "You edit."]}
+        for name, prompt in ((name, prompt) for name, both in prompts.items() for prompt in both):
+            agent = create_agent(model, name=name, system_prompt=prompt)
+            await agent.ainvoke({"messages": [{"role": "user", "content": task}]})
+        return 1.0
+
+    agl.Trainer(
+        agl.GRPO(model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_response_tokens=8),
+        agents=["worker", "editor", "nobody"],
+        tracer=adapters()["langchain"](),
+        directory=tmp_path,
+        progress=False,
+    ).dev(program, ["one"], n_tasks=1)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "worker: 2 system prompts in one rollout, such as 'You write.' and 'You check.'. Two agents" in printed
+    assert "editor: 2 system prompts" not in printed
+    assert "'nobody': no agent that made a call" in printed
+
+
 def test_an_unselected_agent_that_asks_the_policy_is_answered_and_not_trained(
     untrained_model: Path, tmp_path: Path
 ) -> None:
