@@ -146,13 +146,7 @@ def test_an_agent_that_is_a_tool_has_not_run_while_somebody_is_asked(
 
     asyncio.run(decide())
     outcomes = tool_outcomes(SpanIndex((), rollout.spans))
-    ran = (
-        {"add", "delegate"}
-        if decision == "approved"
-        else {"delegate"}
-        if (waits, decision) == ("tool", "rejected")
-        else set()
-    )
+    ran = {"approved": {"add", "delegate"}, "rejected": {"delegate"} if waits == "tool" else set()}.get(decision, set())
     assert {o.tool for o in outcomes if o.error is None} == ran
     assert len(outcomes) == len({o.tool_call_id for o in outcomes} - {None})
 
