@@ -230,9 +230,10 @@ class Choice:
 
         Raises:
             ConfigError: `weight` gives an impossible value.
-            NoAgentMatchedError: `agents` names one that made no call in any rollout.
+            NoAgentMatchedError: some of `agents` made calls, and others are nobody's name.
         """
-        if self._selection is not None and self._agents:
+        selected = self._selection is not None and any(map(self._selection.policy_for, self._agents))
+        if self._selection is not None and selected:
             self._selection.require_matched(self._agents, f"in {self._counts['rollouts']} rollouts")
         counts = Counter(self._counts)
         trajectories: list[Trajectory] = []

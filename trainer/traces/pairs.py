@@ -95,7 +95,7 @@ def pairs(
 
     Raises:
         ConfigError: an option has an impossible value.
-        NoAgentMatchedError: `agents` names one that made no call in any rollout.
+        NoAgentMatchedError: some of `agents` made calls, and others are nobody's name.
     """
     check_per_task(per_task)
     if not isinstance(margin, int | float) or isinstance(margin, bool) or not margin >= 0:
@@ -110,7 +110,7 @@ def pairs(
     if selection is not None:
         agents = [agent for candidate in candidates for agent in candidate.attempt.agents]
         selection = selection.knowing(agents)
-        if agents:
+        if any(map(selection.policy_for, agents)):
             selection.require_matched(agents, f"in {len(candidates)} rollouts")
     for number, candidate in enumerate(candidates):
         counts["rollouts"] += 1
