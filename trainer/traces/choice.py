@@ -187,9 +187,7 @@ class Choice:
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Why a rollout is out, whatever its calls are; None if that depends on them."""
-        self._agents |= dict.fromkeys(candidate.attempt.agents)
-        if self._selection is not None:
-            self._selection = self._selection.knowing(self._agents)
+        self._know(candidate.attempt.agents)
         if candidate.attempt.fault is not None:
             return "ended by the policy itself"
         if self._fulfils is not None and not self._fulfils(candidate.attempt):
@@ -266,6 +264,22 @@ class Choice:
         known = {name: n for name, n in counts.items() if n or "left_out/" not in name}
         where = "" if self._where is None else str(getattr(self._where, "__name__", self._where))
         return Chosen(tuple(trajectories), weights, known, dict(self._rewards), where, tuple(kept))
+
+    def _know(self, agents: Iterable[str]) -> None:
+        """Know these agents' names, which may show that what was kept is of agents that are not selected."""
+        self._agents |= dict.fromkeys(agents)
+        if self._selection is None:
+            return
+        before, self._selection = self._selection, self._selection.knowing(self._agents)
+        if self._selection is before:
+            return
+        for task in self._tasks.values():
+            for digest, entry in list(task.entries.items()):
+                if not any(self._is_selected(transition.call) for transition in entry.transitions):
+                    del task.entries[digest]
+                    self._counts.update(entry.reasons)
+                    self._counts["calls_left_out/other agent"] += len(entry.transitions)
+                    self._counts["rollouts_left_out/without a call to train"] += 1
 
     def _is_selected(self, call: Call) -> bool:
         """Whether its agent is selected, as far as the agents' names are known now."""

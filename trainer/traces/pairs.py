@@ -123,6 +123,9 @@ def pairs(
             for t in candidate.attempt.trajectory.transitions
             if t.trainable and (selection is None or selection.policy_for(t.call.agent) is not None)
         )
+        if not transitions:
+            counts["rollouts_left_out/without a call to train"] += 1
+            continue
         side = _Side(value, candidate.created_at, number, candidate, transitions)
         rollouts = tasks.setdefault(task_key(candidate.task), {})
         same = rollouts.get(side.digest)
