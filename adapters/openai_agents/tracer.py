@@ -241,7 +241,7 @@ class _Spans:
 
         return recorded
 
-    def tool_context(self, original: Callable[..., Any]) -> classmethod[Any, ..., Any]:
+    def tool_context(self, original: Any) -> classmethod[Any, ..., Any]:
         """Keep the id of the tool call for which a context is made, in the span of the tool."""
         from agents.tracing import get_current_span
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,14 @@ from agl.errors import ConfigError, NoAgentMatchedError
 from agl.mdp.selection import DEFAULT_POLICY, select
 from agl.rewards.trace import Trace
 from agl.tracing.context import RolloutContext
-from agl.trainer.runners.remote.serialization import selection_from_json, selection_to_json
+from agl.trainer.runners.protocol import Lease
+from agl.trainer.runners.remote.serialization import (
+    received_lease,
+    selection_from_json,
+    selection_to_json,
+    sent_lease,
+)
+from agl.trainer.store.types import Attempt, AttemptedRollout, Rollout, RolloutConfig
 
 
 @pytest.mark.parametrize(
@@ -130,3 +139,18 @@ def test_a_trace_of_a_name_is_of_that_agent_alone() -> None:
     trace = Trace("ro", 1, "main", tuple(context.spans))
     assert trace.of("coder[ab]").agents == ("coder[ab]",)
     assert trace.of("coder[ac]").agents == ("codera",)
+
+
+@pytest.mark.parametrize("own_workers", [True, False])
+def test_a_worker_of_another_process_knows_the_names_that_were_seen(own_workers: bool) -> None:
+    """Its own workers have the rules from their start, and get the names that were seen since."""
+    rollout = Rollout(
+        "ro", "task", "running", "train", None, 0, "g", 0, 0, None, 0, RolloutConfig(), {}, 1, 0.0, None,
+    )  # fmt: skip
+    attempted = AttemptedRollout(rollout, Attempt("ro", 1, "running"))
+    chosen = select({"worker [1]": "a", re.compile("^x"): "b"})
+    lease = Lease(attempted, chosen.knowing(["worker [1]"]))
+    sent = sent_lease(lease, selection=not own_workers, known={})
+    arrived = replace(sent, selection=selection_from_json(json.loads(json.dumps(sent.selection))))
+    received = received_lease(arrived, "http://here", chosen if own_workers else None, {}).selection
+    assert [received.policy_for(n) for n in ("worker [1]", "worker 1", "xyz")] == ["a", None, "b"]
