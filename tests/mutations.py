@@ -636,8 +636,8 @@ MUTATIONS = (
     Mutation(
         "an attempt does not learn its agents' names",
         "core/tracing/context.py",
-        "    rollout.selection = rollout.selection.knowing((agent,))\n",
-        "",
+        "        rollout.selection = known\n",
+        "        pass\n",
         unit("selection", "test_an_attempt_knows_its_agents_as_soon_as_they_begin"),
     ),
     Mutation(

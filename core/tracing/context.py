@@ -222,7 +222,9 @@ def start(
             return None
         rollout = parent.rollout
     agent = agent or (parent.agent if parent else rollout.agent)
-    rollout.selection = rollout.selection.knowing((agent,))
+    known = rollout.selection.knowing((agent,))
+    if known is not rollout.selection:  # so that no thread undoes what another has learned
+        rollout.selection = known
     untrained = untrained or (parent is not None and parent.untrained)
     if untrained:
         attributes = {semconv.UNTRAINED: True, **(attributes or {})}
