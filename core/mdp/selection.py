@@ -56,21 +56,22 @@ class Selection:
         alone = [replace(known, rules=(rule,)) for rule in known.rules]
         return tuple(str(rule) for rule in alone if all(rule.policy_for(agent) is None for agent in agents))
 
-    def require_matched(self, agents: Iterable[str], place: str, *, option: str = "agents") -> None:
-        """Refuse rules that select none of these agents.
+    def require_matched(self, agents: Iterable[str], place: str) -> None:
+        """Refuse names that are none of these agents'. A pattern may be for agents that are seldom called.
 
         Args:
             agents: those that made calls. place: where they were seen, as in "in 8 rollouts".
 
         Raises:
-            NoAgentMatchedError: a rule selects none of them.
+            NoAgentMatchedError: a name is nobody's.
         """
         agents = list(dict.fromkeys(agents))
-        if unmatched := self.unmatched(agents):
+        rules = tuple(r for r in self.rules if isinstance(r[0], str) and not _is_glob(r[0]))
+        if unmatched := replace(self, rules=rules).unmatched(agents):
             raise NoAgentMatchedError(
-                f"{option}= names {', '.join(unmatched)}, but no agent that it selects made a call {place}; those that "
-                f"did: {', '.join(map(repr, agents)) or 'none'}",
-                hint="use one of those names, or leave it out",
+                f"agents= names {', '.join(unmatched)}, but no agent of that name made a call {place}; those that did: "
+                f"{', '.join(map(repr, agents)) or 'none'}",
+                hint="use one of those names, or leave it out; a pattern, such as a glob, may match nobody",
             )
 
     @property

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.routing import Route
 
-from agl.errors import ConfigError, NoAgentMatchedError, StoreError
+from agl.errors import ConfigError, StoreError
 from agl.rewards.air import rule_set
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -393,18 +393,18 @@ class Workplace:
             self.run.config.selection.require_matched(self._agents, "in this run")
 
     def _see_agents(self, results: Sequence[RolloutResult]) -> None:
-        """Note the agents that made calls; after the first rollouts, also for people which rules select none of them.
+        """Note the agents that made calls; after the first rollouts, for people also which rules select none of them.
 
         An agent may be called seldom, so that only the end of the run shows that a name is nobody's.
         """
         first = not self._agents
         for trajectory in (r.attempt_trajectory for r in results if r.attempt_trajectory is not None):
             self._agents |= dict.fromkeys(trajectory.agents)
-        if first and self._agents:
-            try:
-                self.run.config.selection.require_matched(self._agents, f"in the first {len(results)} rollouts")
-            except NoAgentMatchedError as error:
-                self.run.progress.note(error.message)
+        if first and self._agents and (unmatched := self.run.config.selection.unmatched(self._agents)):
+            self.run.progress.note(
+                f"agents= has {', '.join(unmatched)}, but no agent that it selects made a call in the first "
+                f"{len(results)} rollouts; those that did: {', '.join(map(repr, self._agents))}"
+            )
 
     async def _try_first(self, rollouts: Sequence[NewRollout]) -> list[NewRollout]:
         """Run the first rollout alone, and while none succeeds those of up to `TRIES` tasks. Returns the others.
