@@ -33,6 +33,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._patches: list[_Patch] = []
+        self._undo: list[Callable[[], None]] = []
         self._on = True
 
     def replace(self, cls: Any, name: str, replacement: Any) -> None:
@@ -45,6 +46,10 @@ class Patches:
         original = cls.__dict__.get(name)
         if inspect.isfunction(original) and not getattr(original, "__isabstractmethod__", False):
             self.replace(cls, name, around(original))
+
+    def also(self, undo: Callable[[], None]) -> None:
+        """Call `undo` when everything is restored."""
+        self._undo.append(undo)
 
     def tree(self, root: Any, methods: dict[str, Around], *, but: Callable[[Any], bool] = lambda cls: False) -> None:
         """Replace methods in `root`, in its subclasses and in those that are defined later.
@@ -75,6 +80,8 @@ class Patches:
     def restore(self) -> None:
         """Restore everything except what another library has replaced since: agl's method stays inside it, idle."""
         self._on = False
+        for undo in self._undo:
+            undo()
         for patch in reversed(self._patches):
             if patch.cls.__dict__.get(patch.name) is not patch.replacement:
                 continue

@@ -66,6 +66,10 @@ class BypassedGatewayError(CaptureError):
     """A selected agent's call went to a provider instead of the gateway."""
 
 
+class MisroutedCallError(CaptureError):
+    """A policy answered an agent that only seemed to be selected: a text was read as a glob, and is a name."""
+
+
 class LostCallError(CaptureError):
     """The calls that were sent and the transitions do not agree."""
 

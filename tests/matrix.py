@@ -141,7 +141,7 @@ FRAMEWORKS = (
         "smolagents", "smolagents", ("smolagents",), ("test_smolagents.py",), beside=("mcpadapt", "mcp<2"),
     ),
     Framework("crewai", "crewai", ("crewai",), ("test_crewai.py",)),
-    Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py",)),
+    Framework("classic autogen", "autogen-classic", files=("test_autogen_classic.py", "test_autogen_beta.py")),
     Framework(
         "pyautogen 0.2", "", files=("test_autogen_classic.py",), also=("pyautogen>=0.2.35,<0.3",),
         resolutions=("newest",),

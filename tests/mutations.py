@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFORMANCE = ROOT / "core" / "testing" / "conformance.py"
+CONFORMANCE = (ROOT / "core" / "testing" / "conformance.py", ROOT / "core" / "testing" / "open_calls.py")
 TIMEOUT = 900
 """Seconds for one row's tests; a fault that makes them hang is caught by pytest's own limit long before."""
 
@@ -49,6 +49,14 @@ def unit(file: str, *names: str) -> tuple[str, ...]:
     """Ids of tests in a file of the fast tier; without names, the file."""
     return tuple(f"tests/unit/test_{file}.py::{name}" for name in names) or (f"tests/unit/test_{file}.py",)
 
+
+_CONFORMANCE = "TestAdapters::test_"
+_AWAITED = unit("adapter_conformance", f"{_CONFORMANCE}a_tool_that_waits_for_an_approval_has_not_run")
+_ONE_NAME = (
+    "tests/integration/test_selection_end_to_end.py::"
+    "test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_the_run",
+)
+_EQUAL_CALLS = unit("adapter_conformance", f"{_CONFORMANCE}equal_calls_of_one_answer_keep_their_results_apart")
 
 MUTATIONS = (
     # -- rows: what is trained ----------------------------------------------------------------------------------------
@@ -723,6 +731,147 @@ MUTATIONS = (
         "common.size - worth, first, common",
         unit("learner", "TestRows::test_what_is_computed_once_is_what_saves_most"),
     ),
+    # -- names, reward functions, approvals and equal calls -----------------------------------------------------------
+    Mutation(
+        "a pattern beats a name",
+        "core/mdp/selection.py",
+        "            if isinstance(pattern, str) and pattern == agent:\n                return policy\n",
+        "            pass\n",
+        unit("selection", "test_a_name_is_that_agent_and_no_other"),
+    ),
+    Mutation(
+        "a name that looks like a glob captures others",
+        "core/mdp/selection.py",
+        "            if not (isinstance(pattern, str) and pattern in self.names) and _matches(pattern, agent):\n",
+        "            if _matches(pattern, agent):\n",
+        unit("selection", "test_names_with_a_globs_characters"),
+    ),
+    Mutation(
+        "an attempt does not learn its agents' names",
+        "core/tracing/context.py",
+        "        rollout.selection = known\n",
+        "        pass\n",
+        unit("selection", "test_an_attempt_knows_its_agents_as_soon_as_they_begin"),
+    ),
+    Mutation(
+        "an agent that a glob captured is trained",
+        "core/mdp/builder.py",
+        "    if trajectory.misrouted:\n",
+        "    if False:\n",
+        unit("trajectories", "test_an_agent_that_was_taken_for_one_of_a_glob_is_not_trained"),
+    ),
+    Mutation(
+        "leases do not know the names that were seen",
+        "trainer/runners/coordinator.py",
+        "self.selection = self.selection.knowing([",
+        "_ = ([",
+        (
+            "tests/integration/test_selection_end_to_end.py::test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_the_run",
+        ),
+    ),
+    Mutation(
+        "a name of nobody ends a run without a word",
+        "trainer/algorithms/loop.py",
+        "            workplace.require_agents()\n",
+        "            pass\n",
+        (
+            "tests/integration/test_selection_end_to_end.py::test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_the_run",
+        ),
+    ),
+    Mutation(
+        "AIR's filters read names as globs",
+        "core/rewards/air.py",
+        "[rule.knowing(agents, tools) for rule in self._rules.values()]",
+        "[*self._rules.values()]",
+        unit("air", "test_a_filter_by_a_name_is_for_that_tool_and_that_agent_alone"),
+    ),
+    Mutation(
+        "a reward gets its arguments by place alone",
+        "core/rewards/arguments.py",
+        "        taken = {p.name: p.name for p in own if p.name in values}\n",
+        "        taken: dict[str, str] = {}\n",
+        unit("reward_arguments", "test_names_decide_in_every_order"),
+    ),
+    Mutation(
+        "a reward's names may contradict their places",
+        "core/rewards/arguments.py",
+        "        if _contradicts(names, taken, values):\n",
+        "        if False:\n",
+        unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
+    ),
+    Mutation(
+        "a tool that waits for a person has run",
+        "core/mdp/spans.py",
+        "self.operation == semconv.EXECUTE_TOOL and not self.attributes.get(semconv.PAUSED)",
+        "self.operation == semconv.EXECUTE_TOOL",
+        _AWAITED,
+    ),
+    Mutation(
+        "a tool of the Agents SDK that waits has run",
+        "adapters/openai_agents/tracer.py",
+        "                attributes[semconv.PAUSED] = True\n",
+        "                pass\n",
+        _AWAITED,
+    ),
+    Mutation(
+        "an agent that is a tool and waits has run",
+        "adapters/openai_agents/tracer.py",
+        "            if self._open and (opened := self.get(get_current_span())) is not None:\n",
+        "            if False:\n",
+        ("tests/integration/test_openai_agents.py::test_an_agent_that_is_a_tool_has_not_run_while_somebody_is_asked",),
+    ),
+    Mutation(
+        "equal calls of the Agents SDK swap their results",
+        "adapters/openai_agents/tracer.py",
+        "                opened.call_id = tool_call_id\n",
+        "                pass\n",
+        _EQUAL_CALLS,
+    ),
+    Mutation(
+        "a tool of Pydantic AI that waits has run",
+        "adapters/pydantic_ai/tracer.py",
+        "tracing.end(scope, attributes={semconv.PAUSED: True})",
+        "tracing.end(scope)",
+        _AWAITED,
+    ),
+    Mutation(
+        "what a person refuses in ag2 has succeeded",
+        "adapters/autogen/ag2.py",
+        "failed=refused)",
+        "failed=False)",
+        _AWAITED,
+    ),
+    Mutation(
+        "a deep agent's nodes are agents",
+        "adapters/langchain/labels.py",
+        'frozenset({"langchain_create_agent", "deepagents"})',
+        'frozenset({"langchain_create_agent"})',
+        ("tests/integration/test_langgraph.py::test_an_unnamed_deep_agent_has_the_name_around_it",),
+    ),
+    Mutation(
+        "two modules of a package are one agent",
+        "trainer/runners/command.py",
+        "            module = word[2:] or next(words, None) or module\n",
+        "            pass\n",
+        unit("program_names", "test_two_modules_of_a_package_are_two_agents"),
+    ),
+    Mutation(
+        "code is taken for a script's name",
+        "trainer/runners/command.py",
+        "            next(words, None)\n        elif",
+        "            pass\n        elif",
+        unit("program_names", "test_a_command_is_called_after_its_program"),
+    ),
+    Mutation(
+        "agents of one name go unnoticed",
+        "trainer/report/namesakes.py",
+        "if len(texts) > 1}",
+        "if len(texts) > 9}",
+        (
+            "tests/integration/test_selection_end_to_end.py::test_a_dry_run_names_agents_of_one_name_and_names_of_nobody",
+        ),
+    ),
+    # -- evaluation ---------------------------------------------------------------------------------------------------
     Mutation(
         "interval of success too narrow",
         "trainer/report/statistics.py",
@@ -750,7 +899,9 @@ MUTATIONS = (
 def source_of(file: str) -> str:
     """A test file, with the conformance suite where a class of the file is one."""
     source = (ROOT / file).read_text(encoding="utf-8")
-    return source + CONFORMANCE.read_text(encoding="utf-8") if "(Conformance)" in source else source
+    if "(Conformance)" not in source:
+        return source
+    return "".join([source, *(path.read_text(encoding="utf-8") for path in CONFORMANCE)])
 
 
 def misplaced(mutations: Sequence[Mutation] = MUTATIONS) -> list[str]:

@@ -9,12 +9,16 @@ from agl.adapters.autogen.copying import fresh_copy
 from agl.adapters.base import Runnable, question
 from agl.adapters.functions import function_runnable
 
-_KINDS = {"autogen_agentchat": ("ChatAgent", "Team"), "ag2": ("Agent",)}
+_KINDS = {"autogen_agentchat.": ("ChatAgent", "Team"), "ag2.": ("Agent",), "autogen.beta.": ("Agent",)}
 
 
 def handles(agent: object) -> bool:
-    """Whether `agent` is an agent or a team of autogen-agentchat, or an agent of ag2 1.x."""
-    return any(cls.__name__ in _KINDS.get(cls.__module__.partition(".")[0], ()) for cls in type(agent).__mro__)
+    """Whether `agent` is an agent or a team of autogen-agentchat, or an agent of ag2 1.x or `autogen.beta`."""
+    return any(
+        cls.__name__ in names and cls.__module__.startswith(package)
+        for cls in type(agent).__mro__
+        for package, names in _KINDS.items()
+    )
 
 
 def runnable(agent: Any) -> Runnable:

@@ -9,6 +9,7 @@ AutoGen's own results drop the response's id.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
@@ -18,15 +19,16 @@ from agl.adapters.base import INVALID
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.extras import install_line
 
-_FAMILIES: dict[str, Callable[[Patches], None]] = {
-    "autogen_core": agentchat.install,
-    "autogen": classic.install,
-    "ag2": ag2.install,
+_FAMILIES: dict[str, tuple[Callable[[Patches], None], ...]] = {
+    "autogen_core": (agentchat.install,),
+    "autogen": (classic.install, ag2.install_beta),
+    "ag2": (ag2.install,),
 }
 
 
 class AutoGenTracer(PatchingTracer):
-    """Traces agents, teams and tools of autogen-agentchat, autogen-core, classic AutoGen and ag2 inside rollouts."""
+    """Traces agents, teams and tools of autogen-agentchat, autogen-core, classic AutoGen, `autogen.beta` and ag2 inside
+    rollouts."""
 
     modules = ("autogen_agentchat", "autogen_core", "autogen", "ag2")
     with_openai = True
@@ -35,8 +37,8 @@ class AutoGenTracer(PatchingTracer):
     runnable = staticmethod(runnable)
 
     def _patch(self, patches: Patches) -> None:
-        installs = [install for module, install in _FAMILIES.items() if importlib.util.find_spec(module) is not None]
-        if not installs:
+        installed = [family for module, family in _FAMILIES.items() if importlib.util.find_spec(module) is not None]
+        if not installed:
             raise ImportError(f"AutoGen is not installed; {install_line('autogen')}")
-        for install in installs:
+        for install in itertools.chain.from_iterable(installed):
             install(patches)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 _AGENT_NODES = re.compile(r"model|tools|.+\.(before|after)_(agent|model)")
 """The nodes of a graph that `create_agent` makes, which are parts of one agent."""
-
+_AGENT_MAKERS = frozenset({"langchain_create_agent", "deepagents"})
+"""What the metadata of such graphs names as their maker: `create_deep_agent` overwrites LangChain's entry."""
 
 _REACT_AGENT = "langgraph.prebuilt.chat_agent_executor"
 UNNAMED_GRAPH = "LangGraph"
@@ -55,7 +56,7 @@ def _starts_node(metadata: Mapping[str, Any], node: str, tags: Sequence[str], ab
     # A run inside a node inherits its metadata, but not its tags.
     if not any(tag.startswith("graph:step:") for tag in tags) and (above is None or above.node == node):
         return False
-    return metadata.get("ls_integration") != "langchain_create_agent" or not _AGENT_NODES.fullmatch(node)
+    return metadata.get("ls_integration") not in _AGENT_MAKERS or not _AGENT_NODES.fullmatch(node)
 
 
 def _of_react_agent() -> bool:

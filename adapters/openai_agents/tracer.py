@@ -6,10 +6,14 @@ processors, and no provider is set. A run whose tracing is off makes no spans fo
 spans: `with_tool_function_span` and `ModelTracing.include_data` are patched, and `create_trace_for_run`, to keep the
 group.
 
-The SDK's tool spans carry no call id: a tool's run is joined to the call with its name and arguments in the last answer
-of the same agent's run. They carry no MCP `isError` either: `MCPUtil._extract_custom_data`, which every MCP result
-passes where it exists, is patched to read it. Of an exception that a tool's failure handler turns into a result, its
-spans keep no more than that there was one: `set_error`, which is called while it is handled, keeps it.
+The SDK's tool spans carry no call id: `ToolContext.from_agent_context`, which makes what a tool is called with, is
+patched to read it. Tools that get no such context (the shell, patches) are joined to the call with their name and
+arguments in the last answer of the same agent's run. A tool that needs an approval has a span before it has run, and
+another one afterwards: `_maybe_execute_tool_approval`, `with_tool_function_span` and, for agents as tools,
+`record_agent_tool_run_result` tell the two apart. The spans carry no MCP `isError` either:
+`MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it. Of an exception
+that a tool's failure handler turns into a result, its spans keep no more than that there was one: `set_error`, which is
+called while it is handled, keeps it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -56,9 +61,10 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
-        from agents import run
+        from agents import agent, run
         from agents.models.interface import ModelTracing
         from agents.run_internal import run_loop, tool_actions, tool_execution
+        from agents.tool_context import ToolContext
         from agents.tracing import context
         from agents.tracing.spans import NoOpSpan, SpanImpl
 
@@ -74,7 +80,10 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         for module in (context, run):
             self._patches.method(module, "create_trace_for_run", _grouped)
         for module in (tool_execution, tool_actions):
-            self._patches.method(module, "with_tool_function_span", _with_tool_span)
+            self._patches.method(module, "with_tool_function_span", spans.with_tool_span)
+        self._patches.method(agent, "record_agent_tool_run_result", spans.nested_approval)
+        self._patches.method(tool_execution._FunctionToolBatchExecutor, "_maybe_execute_tool_approval", spans.approval)
+        self._patches.replace(ToolContext, "from_agent_context", spans.tool_context(ToolContext.from_agent_context))
 
     def _restore(self) -> None:
         self._unwatch()
@@ -87,7 +96,11 @@ class _Run:
 
     calls: list[ToolCall] = field(default_factory=list)
 
-    def claim(self, name: str, arguments: Any) -> str | None:
+    def claim(self, name: str, arguments: Any, call_id: str | None) -> str | None:
+        """The id of the call of a tool's run, `call_id` where it is known; no other run claims it."""
+        if call_id is not None:
+            self.calls = [call for call in self.calls if call.id != call_id]
+            return call_id
         for call in self.calls:
             if call.arguments == arguments and (name == call.name or name.endswith(f".{call.name}")):
                 self.calls.remove(call)
@@ -119,6 +132,8 @@ class _Open:
         scope: the scope that it opened, if any.
         run: the run of the surrounding agent.
         handled: the exception that was being handled when it started, which is not an error of this span.
+        call_id: the id of its tool call, where the SDK passes it to the tool.
+        paused: whether its tool waits for an approval, so that it has not run.
         failed: whether its tool reported a failure that the SDK does not record.
         error: what the SDK recorded as its error.
         reported: the exception of its tool that the SDK reported to the model.
@@ -129,6 +144,8 @@ class _Open:
     scope: Scope | None
     run: _Run
     handled: BaseException | None
+    call_id: str | None = None
+    paused: bool = False
     failed: bool = False
     error: Any = None
     reported: BaseException | None = None
@@ -184,6 +201,71 @@ class _Spans:
 
         return recorded
 
+    def with_tool_span(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Have spans for tools in runs that are not traced, and mark those whose tool waits for an approval."""
+
+        @functools.wraps(original)
+        async def with_span(*, config: Any, fn: Callable[[Any], Any], **kwargs: Any) -> Any:
+            if tracing.current() is None:
+                return await original(config=config, fn=fn, **kwargs)
+
+            async def run(span: Any) -> Any:
+                result = fn(span)
+                result = await result if inspect.isawaitable(result) else result
+                self._mark(span, result)
+                return result
+
+            if config.tracing_disabled:
+                config = dataclasses.replace(config, tracing_disabled=False)
+            return await original(config=config, fn=run, **kwargs)
+
+        return with_span
+
+    def approval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Mark a function tool's span while the tool waits for an approval."""
+
+        @functools.wraps(original)
+        async def asked(*args: Any, **kwargs: Any) -> Any:
+            result = await original(*args, **kwargs)
+            self._mark(kwargs.get("span_fn"), result)
+            return result
+
+        return asked
+
+    def nested_approval(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Mark the span of an agent that is a tool while one of its own tools waits for an approval."""
+        from agents.tracing import get_current_span
+
+        @functools.wraps(original)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            if self._open and (opened := self.get(get_current_span())) is not None:
+                opened.paused = True
+            return original(*args, **kwargs)
+
+        return recorded
+
+    def tool_context(self, original: Any) -> classmethod[Any, ..., Any]:
+        """Keep the id of the tool call for which a context is made, in the span of the tool."""
+        from agents.tracing import get_current_span
+
+        @functools.wraps(original)
+        def make(cls: Any, context: Any, tool_call_id: str, *args: Any, **kwargs: Any) -> Any:
+            span = get_current_span() if self._open else None
+            opened = None if span is None or span.span_data.type != "function" else self.get(span)
+            if opened is not None and opened.call_id is None:
+                opened.call_id = tool_call_id
+            return original.__func__(cls, context, tool_call_id, *args, **kwargs)
+
+        return classmethod(make)
+
+    def _mark(self, span: Any, result: Any) -> None:
+        """Whether a tool waits, by its result: an approval that is asked for, by itself or within the SDK's result."""
+        from agents.items import ToolApprovalItem
+
+        opened = None if span is None else self.get(span)
+        if opened is not None and isinstance(getattr(result, "run_item", result), ToolApprovalItem):
+            opened.paused = True
+
     def _start(self, span: Any, outer: Any, trace: Any) -> None:
         around = self.get(outer)
         if around is None:
@@ -227,8 +309,9 @@ class _Spans:
         content = scope.rollout.capture_content
         if data.type == "function":
             attributes = {
-                semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input),
+                semconv.TOOL_CALL_ID: opened.run.claim(data.name, data.input, opened.call_id),
                 semconv.FAILED_BY_RESULT: opened.failed_by_result or None,
+                semconv.PAUSED: opened.paused or None,
             }
             if content:
                 attributes[semconv.TOOL_CALL_ARGUMENTS] = data.input
@@ -328,18 +411,6 @@ def _grouped(create_trace_for_run: Callable[..., Any]) -> Callable[..., Any]:
         return trace
 
     return create
-
-
-def _with_tool_span(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Have spans for tools in runs that are not traced."""
-
-    @functools.wraps(original)
-    async def with_span(*, config: Any, **kwargs: Any) -> Any:
-        if config.tracing_disabled and tracing.current() is not None:
-            config = dataclasses.replace(config, tracing_disabled=False)
-        return await original(config=config, **kwargs)
-
-    return with_span
 
 
 def _error(span: Any, opened: _Open) -> BaseException | str | None:

@@ -178,7 +178,9 @@ def _capability_class() -> Any:
             try:
                 result = await handler(args)
             except (CallDeferred, ApprovalRequired):
-                _end(scope)
+                # Somebody is to approve the call, or to run it elsewhere: the tool has not run.
+                if scope is not None:
+                    tracing.end(scope, attributes={semconv.PAUSED: True})
                 raise
             except SkipToolExecution as skipped:
                 _returned(scope, skipped.result)

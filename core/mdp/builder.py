@@ -11,7 +11,13 @@ from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from agl import semconv
-from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
+from agl.errors import (
+    BypassedGatewayError,
+    LostCallError,
+    MisroutedCallError,
+    NoAgentMatchedError,
+    NoLLMCallError,
+)
 from agl.mdp.faults import Fault
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
@@ -32,6 +38,8 @@ class AttemptTrajectory:
         agents: every agent that asked a model, in order of appearance, selected or not.
         failed_calls: selected calls that ended in an error, which cannot be trained.
         bypassed: `chat` spans of selected agents without a gateway call.
+        misrouted: calls that a policy answered before it was known that the rule that selected them is another agent's
+            name.
         lost: `chat` spans of requests that were sent to the gateway, which has no call for them.
         elsewhere: all `chat` spans that models other than a policy answered, those of judges included.
         fault: why it ended with an exception that a policy caused; None if it did not.
@@ -43,6 +51,7 @@ class AttemptTrajectory:
     agents: tuple[str, ...]
     failed_calls: tuple[Call, ...]
     bypassed: tuple[Span, ...]
+    misrouted: tuple[Call, ...] = ()
     lost: tuple[Span, ...] = ()
     elsewhere: tuple[Span, ...] = ()
     fault: Fault | None = None
@@ -94,6 +103,7 @@ def build_trajectory(
     the last call made within that span. Every other reward, and one that names an agent, belongs to the whole
     trajectory.
     """
+    selection = selection.knowing(index.agents)
     # A call that failed is no transition: a reward credited to it would be in no trajectory.
     sampled = {c.id: c for c in index.calls if c.policy is not None and c.error is None}
 
@@ -129,6 +139,9 @@ def build_trajectory(
         agents=tuple(dict.fromkeys([c.agent for c in index.calls] + [s.agent for s in chats if s.agent is not None])),
         failed_calls=tuple(c for c in index.calls if c.policy is not None and c.error is not None),
         bypassed=tuple(s for s in unanswered if is_elsewhere(s)),
+        misrouted=tuple(
+            c for c in index.calls if selection.names and c.policy not in (None, selection.policy_for(c.agent))
+        ),
         lost=tuple(s for s in unanswered if s.attributes.get(semconv.ROUTED)),
         elsewhere=tuple(s for s in requests if s.span_id not in answered and is_elsewhere(s)),
         fault=Fault.of_spans(index.spans.values()),
@@ -141,12 +154,24 @@ def require_trainable(trajectory: AttemptTrajectory, selection: Selection) -> No
     """Refuse an attempt that would train on nothing, and say why.
 
     Raises:
+        MisroutedCallError: a policy answered an agent that is not selected.
         BypassedGatewayError: a selected agent's call did not go through the gateway.
         LostCallError: a call that was sent left no record, or every call failed.
         NoLLMCallError: no LLM call was made.
         NoAgentMatchedError: calls were made, but by none of the selected agents.
     """
     where = {"rollout": trajectory.trajectory.rollout_id, "attempt": trajectory.trajectory.attempt}
+    if trajectory.misrouted:
+        call = trajectory.misrouted[0]
+        raise MisroutedCallError(
+            f"agents={selection} was read as a pattern and selected agent {call.agent!r}, before an agent was seen "
+            "that has this very name",
+            hint="from now on it selects that agent alone, and the rollout is tried again; for a pattern, write "
+            "re.compile(...)",
+            agent=call.agent,
+            call=call.id,
+            **where,
+        )
     if trajectory.bypassed:
         span = trajectory.bypassed[0]
         raise BypassedGatewayError(

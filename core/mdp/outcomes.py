@@ -68,9 +68,7 @@ def tool_outcomes(index: SpanIndex) -> list[ToolOutcome]:
     over is a handoff, unless it failed. Spans of one tool call id that lie in one another are one run, seen by two
     layers.
     """
-    tools = [
-        s for s in index.spans.values() if s.operation == semconv.EXECUTE_TOOL and not s.attributes.get(semconv.PAUSED)
-    ]
+    tools = [s for s in index.spans.values() if s.is_tool_run]
     handoff_ids = {_id(s) for s in index.spans.values() if semconv.HANDOFF_TO in s.attributes} - {None}
     known_ids = {_id(s) for s in tools} | handoff_ids | index.answers
     tools_without_id = {tool_name(s) for s in tools if _id(s) is None}

@@ -34,6 +34,11 @@ class SpanIndex:
         """The ids of tool calls that are structured answers."""
         self.issuers = {tool_call: c for c in self.calls for tool_call in c.tool_call_ids}
 
+    @property
+    def agents(self) -> set[str]:
+        """Every agent's name, of those without a call too."""
+        return {call.agent for call in self.calls} | {s.agent for s in self.spans.values() if s.agent is not None}
+
     def upwards(self, span_id: str | None) -> Iterator[Span]:
         """A span and the spans around it, innermost first."""
         while span_id is not None and (span := self.spans.get(span_id)) is not None:

@@ -56,6 +56,11 @@ class Span:
         return str(self.attributes.get(semconv.OPERATION_NAME, ""))
 
     @property
+    def is_tool_run(self) -> bool:
+        """Whether a tool ran here to its end. One that waits for a person has not run."""
+        return self.operation == semconv.EXECUTE_TOOL and not self.attributes.get(semconv.PAUSED)
+
+    @property
     def agent(self) -> str | None:
         """`gen_ai.agent.name`."""
         name = self.attributes.get(semconv.AGENT_NAME)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, overload
 
@@ -159,6 +159,11 @@ class AIR:
         if root is None:
             return ()
         attempt = {"rollout": trajectory.trajectory.rollout_id, "attempt": trajectory.trajectory.attempt}
+        outcomes, handed_over = tool_outcomes(index), handoffs(index)
+        agents = index.agents.union(*((handoff.from_agent, handoff.to_agent) for handoff in handed_over))
+        tools = {outcome.tool for outcome in outcomes} | _offered(index.calls)
+        every_rule = [rule.knowing(agents, tools) for rule in self._rules.values()]
+        selection = selection.knowing(agents)
 
         def apply(
             event: Event, facts: Mapping[str, Any], call: Call | None, span_id: str | None, **where: object
@@ -167,12 +172,12 @@ class AIR:
             call_id = call.id if call is not None and trained else None
             where = {**attempt, **where, "call": call.id if call else None}
             span_id = span_id if span_id in index.spans else root.span_id
-            rules = [rule for rule in self._rules.values() if rule.event == event]
+            rules = [rule for rule in every_rule if rule.event == event]
             return [(reward, call_id) for rule in rules for reward in rule.rewards(facts, span_id, **where)]
 
         credited: list[CreditedReward] = []
         known: dict[tuple[str, ...], str | None] = {}
-        for outcome in tool_outcomes(index):
+        for outcome in outcomes:
             if _is_selected(outcome.call, outcome.agent, selection):
                 event: Event = "on_tool_success" if outcome.error is None else "on_tool_failure"
                 if outcome.call is not None and outcome.arguments is not None:
@@ -191,7 +196,7 @@ class AIR:
                     "tool_call_id": outcome.tool_call_id,
                 }
                 credited += apply(event, facts, outcome.call, outcome.span_id, **where)
-        for handoff in handoffs(index):
+        for handoff in handed_over:
             if _is_selected(handoff.call, handoff.from_agent, selection):
                 facts = {"from_agent": handoff.from_agent, "to_agent": handoff.to_agent}
                 credited += apply("on_handoff", facts, handoff.call, handoff.span_id, agent=handoff.from_agent)
@@ -253,6 +258,11 @@ class _Rule:
     filters: Mapping[str, Selection]
     name: str
     primary: bool
+
+    def knowing(self, agents: Iterable[str], tools: Iterable[str]) -> _Rule:
+        """The rule where agents and tools of these names exist, whose filters then select those alone."""
+        filters = {f: values.knowing(tools if f == "tool_name" else agents) for f, values in self.filters.items()}
+        return replace(self, filters=filters)
 
     def rewards(self, facts: Mapping[str, Any], span_id: str | None, **where: object) -> tuple[Reward, ...]:
         """The rule's rewards for an event; () if a filter excludes it.
@@ -323,6 +333,12 @@ class _Decorator:
             return function
 
         return register if rule is None else register(rule)
+
+
+def _offered(calls: Iterable[Call]) -> set[str]:
+    """The names of the tools that requests offered to the model."""
+    tools = (tool for call in calls for tool in call.request.get("tools") or ())
+    return {str((tool.get("function") or tool).get("name")) for tool in tools}
 
 
 def _is_selected(call: Call | None, agent: str, selection: Selection) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import traceback
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from agl.errors import AglError, ConfigError
+from agl.rewards.arguments import Arguments, name_of
 from agl.rewards.trace import Trace
 
 
@@ -39,14 +39,15 @@ def is_group_reward(value: Any) -> bool:
 class RewardCaller:
     """A reward function (task, output) -> number or dict, which sync and async agents can call.
 
-    An argument that is named `trace`, or annotated with `Trace`, gets the trace of the attempt so far. Async agents
+    Arguments that are named `task` and `output` get these wherever they stand; under other names, the task is the
+    first. One that is named `trace`, or annotated with `Trace`, gets the trace of the attempt so far. Async agents
     await a grader of `agl.rewards` that waits for something, so that it does not block the others.
 
     Attributes:
         is_async: whether it can only be awaited.
 
     Raises:
-        ConfigError: an argument for which there is no value.
+        ConfigError: an argument for which there is no value, or names that contradict their places.
     """
 
     def __init__(self, reward: Callable[..., Any]) -> None:
@@ -64,17 +65,19 @@ class RewardCaller:
             if self._awaitable is not None
             else inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
         )
-        self._trace = _trace_argument(reward)
+        self._arguments = Arguments.of(reward)
 
     def __call__(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The function's result."""
+        positional, named = self._arguments.bind({"task": task, "output": output}, trace)
         with self._named():
-            return self.reward(task, output, **self._trace_keyword(trace))
+            return self.reward(*positional, **named)
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The same, awaited if the function is async."""
+        positional, named = self._arguments.bind({"task": task, "output": output}, trace)
         with self._named():
-            value = (self._awaitable or self.reward)(task, output, **self._trace_keyword(trace))
+            value = (self._awaitable or self.reward)(*positional, **named)
             return await value if inspect.isawaitable(value) else value
 
     @contextlib.contextmanager
@@ -86,11 +89,8 @@ class RewardCaller:
             raise
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            error.__dict__[_RAISED_BY] = f"the reward {_name(self.reward)!r} ({place.filename}:{place.lineno})"
+            error.__dict__[_RAISED_BY] = f"the reward {name_of(self.reward)!r} ({place.filename}:{place.lineno})"
             raise
-
-    def _trace_keyword(self, trace: Trace | None) -> dict[str, Any]:
-        return {} if self._trace is None else {self._trace: Trace.now() if trace is None else trace}
 
 
 _RAISED_BY = "agl_raised_by"
@@ -99,42 +99,3 @@ _RAISED_BY = "agl_raised_by"
 def raised_by(error: BaseException) -> str | None:
     """The reward function that raised this exception, and where; None if an agent did."""
     return getattr(error, _RAISED_BY, None)
-
-
-def _name(reward: Callable[..., Any]) -> str:
-    return getattr(reward, "__name__", type(reward).__name__)
-
-
-def _trace_argument(reward: Callable[..., Any]) -> str | None:
-    try:
-        parameters = list(inspect.signature(reward).parameters.values())
-    except (TypeError, ValueError):
-        return None
-    function = reward if inspect.isroutine(reward) else type(reward).__call__
-    try:
-        hints = typing.get_type_hints(getattr(function, "__func__", function))
-    except (NameError, TypeError):
-        hints = {}
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = sum(p.kind in positional for p in parameters)
-    if taken < 2 and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise ConfigError(
-            f"the reward function {_name(reward)!r} takes no (task, output)",
-            hint="it is called with a task and what the agent gave for it: def reward(task, output): ...",
-        )
-    name = None
-    for parameter in parameters[2:]:
-        if parameter.kind is parameter.POSITIONAL_ONLY or parameter.kind in (
-            parameter.VAR_KEYWORD,
-            parameter.VAR_POSITIONAL,
-        ):
-            continue
-        annotated = hints.get(parameter.name)
-        if parameter.name == "trace" or annotated is Trace or Trace in typing.get_args(annotated):
-            name = parameter.name
-        elif parameter.default is parameter.empty:
-            raise ConfigError(
-                f"the reward function {_name(reward)!r} has an argument {parameter.name!r} that agl cannot fill",
-                hint="it gets (task, output), and what the attempt did if an argument is named `trace`",
-            )
-    return name

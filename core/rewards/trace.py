@@ -97,8 +97,8 @@ class Trace:
 
     @property
     def tools(self) -> tuple[Span, ...]:
-        """Tool executions (`execute_tool` spans), in order of start."""
-        return self._of(semconv.EXECUTE_TOOL)
+        """Tool executions (`execute_tool` spans), in order of start; without those that wait for a person."""
+        return tuple(s for s in self._of(semconv.EXECUTE_TOOL) if s.is_tool_run)
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class Trace:
         """The trace of some agents alone: a name, glob, pattern, callable or several; None = all."""
         if agents is None:
             return self
-        selection = select(agents)
+        selection = select(agents).knowing(s.agent for s in self.spans)
         spans = tuple(s for s in self.spans if s.agent is not None and selection.policy_for(s.agent) is not None)
         return replace(self, spans=spans)
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import pytest
 from opentelemetry import trace
@@ -38,7 +38,7 @@ from agl.testing.capabilities import Row, capability, declared_by
 from agl.testing.open_calls import OpenCalls
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
 from agl.testing.runs import ASK, context, do, instrumented, of, reads, ways
-from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
+from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Decision, Subject, ToolFailed, add, tool_result, uses_add
 from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 
@@ -268,6 +268,53 @@ class Conformance(OpenCalls):
         told = str(tool.attributes.get(semconv.TOOL_CALL_RESULT) or tool.status_message)
         assert ("5" if a == 2 else "a is negative") in told
         check_call_id(subject, tool, provider)
+
+    @capability("a tool that waits for an approval has not run until it is approved", needs="approvals")
+    @pytest.mark.parametrize("decision", get_args(Decision))
+    def test_a_tool_that_waits_for_an_approval_has_not_run(
+        self, subject: Subject, decision: Decision, provider: Provider
+    ) -> None:
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            answer = asyncio.run(subject.with_approval(provider.url, "solver", ASK, decision))
+        index = SpanIndex((), rollout.spans)
+        succeeded = [(o.tool, o.output, o.tool_call_id) for o in tool_outcomes(index) if o.error is None]
+        ran = [s for s in of(rollout, semconv.EXECUTE_TOOL) if s.is_tool_run]
+        if decision == "approved":
+            assert answer == "sum 5"
+            [tool] = ran
+            assert succeeded == [("add", "5", tool.attributes.get(semconv.TOOL_CALL_ID))]
+            check_call_id(subject, tool, provider)
+            return
+        # What a person refuses is a failure of the call, which the model reads; what nobody has decided is nothing.
+        assert not succeeded
+        assert [s.status for s in ran] == (["error"] if decision == "rejected" and ran else [])
+        assert len(provider.seen) == (1 if decision == "unanswered" else 2)
+
+    @capability("equal tool calls of one answer keep their ids and results apart", needs="parallel_calls")
+    def test_equal_calls_of_one_answer_keep_their_results_apart(self, subject: Subject, provider: Provider) -> None:
+        provider.script = asks_twice(subject)
+        begun: list[int] = []
+        ended: list[int] = []
+
+        async def add(a: int, b: int) -> str:
+            """Add two numbers."""
+            place = len(begun)
+            begun.append(place)
+            # The first call ends after the second one, where both run at once; some frameworks run one at a time.
+            for _ in range(100 if place == 0 else 0):
+                if ended:
+                    break
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.02 * (place == 0))
+            ended.append(place)
+            return f"result {place}"
+
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            asyncio.run(subject.with_equal_calls(provider.url, "solver", ASK, add))
+        tools = of(rollout, semconv.EXECUTE_TOOL)
+        recorded = {s.attributes[semconv.TOOL_CALL_ID]: s.attributes[semconv.TOOL_CALL_RESULT] for s in tools}
+        assert recorded == results_by_id(provider.last.body)
+        assert sorted(recorded.values()) == ["result 0", "result 1"]
 
     @capability("a failed model call is recorded and raised unchanged", gap="call_errors")
     def test_a_failed_call_is_recorded_and_raised_unchanged(
@@ -580,6 +627,22 @@ def kept_headers(seen: Seen) -> dict[str, str]:
 def spans_of_one_run(subject: Subject) -> int:
     """The rollout's own span, the agent's if it has a name, one for each call, and the tool's."""
     return 1 + subject.names_agents + len(subject.finish_reasons) + subject.traces_tools
+
+
+def asks_twice(subject: Subject) -> Script:
+    """The subject's policy, which asks for its tool twice in one answer."""
+    script = subject.script()
+
+    def twice(body: dict[str, Any]) -> Reply:
+        reply = script(body)
+        return dataclasses.replace(reply, tools=reply.tools * 2)
+
+    return twice
+
+
+def results_by_id(body: dict[str, Any]) -> dict[str, str]:
+    """The tools' results in a request of any dialect, by the id of their call."""
+    return {r.id: r.text for message in read.body(body) for r in message.tool_results}
 
 
 def check_call_id(subject: Subject, tool: Span, provider: Provider) -> None:

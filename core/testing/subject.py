@@ -6,7 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from agl.adapters.base import InstrumentedTracer
 from agl.testing.provider import Reply, Script, last_said, last_tool_call_id
@@ -40,6 +40,9 @@ GAPS = {
 }
 """What a framework itself does otherwise, in words for the capability matrix (docs/adapters.md)."""
 
+
+Decision = Literal["approved", "rejected", "unanswered"]
+"""What a person says to a tool that waits for an approval."""
 
 users_span: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
 """Opens a span of the user's own in the tool."""
@@ -113,6 +116,8 @@ class Subject:
         traces_models: whether the adapter opens a span for a model call; otherwise the SDK's tracer does, which the
             trainer switches on as well.
         traces_tools: whether the adapter opens a span for a tool's run.
+        approvals: whether a tool can wait for a person's approval in the framework (`with_approval`).
+        parallel_calls: whether the framework runs all tool calls of one answer (`with_equal_calls`).
         sdk: whose client makes the calls, which is also their `gen_ai.provider.name`.
         response_id: how the provider's ids of responses begin.
         finish_reasons: of each call that answering takes: by default one that asks for the tool, and one that answers.
@@ -138,6 +143,8 @@ class Subject:
     image_question: ClassVar[Any] = None
     traces_models: ClassVar[bool] = True
     traces_tools: ClassVar[bool] = True
+    approvals: ClassVar[bool] = False
+    parallel_calls: ClassVar[bool] = False
     sdk: ClassVar[str] = "openai"
     response_id: ClassVar[str] = "chatcmpl-"
     finish_reasons: ClassVar[tuple[str, ...]] = ("tool_calls", "stop")
@@ -167,6 +174,14 @@ class Subject:
 
     async def with_mcp(self, url: str, name: str, question: str) -> str:
         """The answer of an agent with the tool `add` of `agl.testing.mcp_server`."""
+        raise NotImplementedError
+
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        """The answer of an agent whose tool `add` waits for an approval, once that is decided; None without one."""
+        raise NotImplementedError
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Callable[[int, int], Any]) -> str:
+        """The answer of an agent with this async function as its tool `add`, asked so that calls may run at once."""
         raise NotImplementedError
 
     def script(self, a: int = 2, b: int = 3) -> Script:

@@ -41,7 +41,7 @@ class RolloutContext:
     Attributes:
         rollout_id, attempt: identify the attempt.
         agent: the agent of calls for which no adapter gives a name.
-        selection: which agents are routed to the gateway.
+        selection: which agents are routed to the gateway, by the names that are known so far.
         gateway_url: base URL of the gateway; None when nothing is routed (collect only).
         key: this attempt's key for the gateway.
         capture_content: whether texts are recorded.
@@ -235,6 +235,9 @@ def start(
             return None
         rollout = parent.rollout
     agent = agent or (parent.agent if parent else rollout.agent)
+    known = rollout.selection.knowing((agent,))
+    if known is not rollout.selection:  # so that no thread undoes what another has learned
+        rollout.selection = known
     untrained = untrained or (parent is not None and parent.untrained)
     if untrained:
         attributes = {semconv.UNTRAINED: True, **(attributes or {})}

@@ -109,8 +109,8 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
     inference = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
     inferred = [_chat(inference, call) for call in unseen]
-    run_or_followed = (semconv.EXECUTE_TOOL, semconv.HANDOFF)
-    known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation in run_or_followed}
+    run_or_followed = (s for s in spans if s.is_tool_run or s.operation == semconv.HANDOFF)
+    known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in run_or_followed}
     known_tools |= {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
     answers = persons_answers(spans)
     tools_without_id = {
@@ -199,7 +199,7 @@ def totals(spans: Sequence[Span]) -> dict[str, Any]:
         "failed_calls": sum(s.status == "error" for s in chats),
         "input_tokens": total(semconv.INPUT_TOKENS),
         "output_tokens": total(semconv.OUTPUT_TOKENS),
-        "tools": sum(s.operation == semconv.EXECUTE_TOOL for s in spans),
+        "tools": sum(s.is_tool_run for s in spans),
         "agents": list(dict.fromkeys(s.agent for s in chats if s.agent)),
     }
 

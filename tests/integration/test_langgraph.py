@@ -179,6 +179,16 @@ def test_a_named_agent_keeps_its_name_and_an_unnamed_one_has_its_nodes(
     assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == ["researcher", "second"]
 
 
+def test_an_unnamed_deep_agent_has_the_name_around_it(provider: Provider, rollout: RolloutContext) -> None:
+    """`create_deep_agent` is `create_agent` whose metadata names deepagents as its maker."""
+    made = create_agent(chat_model(provider.url), [tool(add)])
+    deep = made.with_config({"metadata": {"ls_integration": "deepagents"}})
+    deep.invoke(ask())
+    assert agents(rollout) == [rollout.agent] * 2
+    assert [s.agent for s in of(rollout, semconv.EXECUTE_TOOL)] == [rollout.agent]
+    assert [s.agent for s in of(rollout, semconv.INVOKE_AGENT)] == []
+
+
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream"])
 def test_a_prebuilt_agent_has_the_name_that_it_was_given(way: str, provider: Provider, rollout: RolloutContext) -> None:
     agent = create_react_agent(chat_model(provider.url), [tool(add)], name="poetry_expert")

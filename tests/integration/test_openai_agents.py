@@ -44,12 +44,13 @@ from agl import semconv, tracing
 from agl.adapters.openai_agents import OpenAIAgentsTracer, wrap
 from agl.agents.agent import RolloutInfo
 from agl.mdp.builder import build_trajectory
+from agl.mdp.outcomes import tool_outcomes
 from agl.mdp.selection import select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.messages import read
 from agl.testing.provider import Provider, Reply, says, serve
-from agl.testing.subject import ToolFailed, add, uses_add
+from agl.testing.subject import ToolFailed, add, tool_result, uses_add
 from agl.tracing.context import RolloutContext
 
 
@@ -113,6 +114,41 @@ def agent(name: str, provider: Provider, **options: Any) -> Agent[Any]:
 
 def run(starting: Agent[Any], question: str = "2+3", **options: Any) -> Any:
     return asyncio.run(Runner.run(starting, question, **options)).final_output
+
+
+@pytest.mark.parametrize("decision", ["approved", "rejected", "unanswered"])
+@pytest.mark.parametrize("waits", ["helper", "tool"])
+def test_an_agent_that_is_a_tool_has_not_run_while_somebody_is_asked(
+    waits: str, decision: str, provider: Provider, rollout: RolloutContext
+) -> None:
+    helper = agent("helper", provider, tools=[function_tool(add, needs_approval=waits == "tool")])
+    delegate = helper.as_tool("delegate", "Ask the helper.", needs_approval=waits == "helper")
+    boss = agent("boss", provider, tools=[delegate])
+
+    def ask_helper(body: dict[str, Any]) -> Reply:
+        text = tool_result(body)
+        return Reply(None, (("delegate", {"input": "2+3"}),)) if text is None else Reply(f"boss: {text}")
+
+    provider.script = by_prompt(boss=ask_helper, helper=uses_add())
+
+    async def decide() -> None:
+        paused = await Runner.run(boss, "2+3")
+        state = paused.to_state()
+        for item in paused.interruptions:
+            if decision == "approved":
+                state.approve(item)
+            elif decision == "rejected":
+                state.reject(item)
+        if decision != "unanswered":
+            resumed = await Runner.run(boss, state)
+            assert resumed.final_output.startswith("boss: ")
+            assert not resumed.interruptions
+
+    asyncio.run(decide())
+    outcomes = tool_outcomes(SpanIndex((), rollout.spans))
+    ran = {"approved": {"add", "delegate"}, "rejected": {"delegate"} if waits == "tool" else set()}.get(decision, set())
+    assert {o.tool for o in outcomes if o.error is None} == ran
+    assert len(outcomes) == len({o.tool_call_id for o in outcomes} - {None})
 
 
 def test_a_handoff_changes_the_name_and_both_are_agents_of_the_run(provider: Provider, rollout: RolloutContext) -> None:

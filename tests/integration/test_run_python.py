@@ -396,8 +396,10 @@ print(ask("judge"))
 """)
     pytest.importorskip("langchain_openai")
     env = environment(provider)
-    done = launch(tmp_path, env, "--model", untrained_model, "--agents", "writer", "--", sys.executable, program)
+    agents = ("--agents", "writer", "--agents", "nobody")
+    done = launch(tmp_path, env, "--model", untrained_model, *agents, "--", sys.executable, program)
     assert done.returncode == 0, done.stderr
+    assert "--agents 'nobody': no agent that it selects made a call; those that did: 'writer', 'judge'" in done.stderr
     assert done.stdout == "you said hi\n"
     assert [s.headers["authorization"] for s in provider.seen] == [f"Bearer {OPENAI_KEY}"]
     spans = trace(tmp_path)

@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 
 import agl
 from agl.agents.registry import adapters
+from agl.errors import NoAgentMatchedError
 from agl.testing.provider import Reply, serve
 from agl.trainer.store import open_store
 
@@ -71,6 +73,71 @@ def test_only_the_selected_agents_tokens_are_trained(untrained_model: Path, tmp_
             await store.close()
 
     asyncio.run(look())
+
+
+def test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_the_run(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    """The agent that the text would fit as a glob is asked first, so that the run learns of the name afterwards."""
+    with serve(lambda body: Reply("a fine text")) as provider:
+        model: Any = ChatOpenAI(model="gpt", base_url=provider.url, api_key="sk-original")  # type: ignore[arg-type]
+        agents = [create_agent(model, name=name) for name in ("worker 1", "worker [1]")]
+
+        @agl.rollout
+        async def program(task: Any) -> float:
+            texts = [
+                (await agent.ainvoke({"messages": [{"role": "user", "content": task}]}))["messages"][-1].content
+                for agent in agents
+            ]
+            return float(len(texts[-1]) % 5)
+
+        trainer = agl.Trainer(
+            agl.GRPO(model=str(untrained_model), group_size=2, batch_size=2, steps=2, max_response_tokens=8),
+            agents=["worker [1]", "nobody"],
+            tracer=adapters()["langchain"](),
+            directory=tmp_path,
+            progress=False,
+        )
+        with pytest.raises(NoAgentMatchedError, match=r"names 'nobody', .* in this run; .*'worker \[1\]', 'worker 1'"):
+            trainer.fit(program, ["one", "two"])
+    assert (tmp_path / "policy" / "config.json").is_file()
+
+    async def look() -> None:
+        store = await open_store(f"sqlite:///{tmp_path / 'run.db'}")
+        try:
+            for rollout in await store.query_rollouts(mode="train"):
+                assert rollout.status == "succeeded"
+                calls = await store.query_calls(rollout.rollout_id, rollout.attempts)
+                assert [c.agent for c in calls] == ["worker [1]"]
+        finally:
+            await store.close()
+
+    asyncio.run(look())
+
+
+def test_a_dry_run_names_agents_of_one_name_and_names_of_nobody(
+    untrained_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @agl.rollout
+    async def program(task: Any, llm: agl.LLM) -> float:
+        model: Any = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)  # type: ignore[arg-type]
+        prompts = {"worker": ["You write.", "You check."], "editor": ["You edit.", "You edit."]}
+        for name, prompt in ((name, prompt) for name, both in prompts.items() for prompt in both):
+            agent = create_agent(model, name=name, system_prompt=prompt)
+            await agent.ainvoke({"messages": [{"role": "user", "content": task}]})
+        return 1.0
+
+    agl.Trainer(
+        agl.GRPO(model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_response_tokens=8),
+        agents=["worker", "editor", "nobody"],
+        tracer=adapters()["langchain"](),
+        directory=tmp_path,
+        progress=False,
+    ).dev(program, ["one"], n_tasks=1)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "worker: 2 system prompts in one rollout, such as 'You write.' and 'You check.'. Two agents" in printed
+    assert "editor: 2 system prompts" not in printed
+    assert "'nobody': no agent that made a call" in printed
 
 
 def test_an_unselected_agent_that_asks_the_policy_is_answered_and_not_trained(

@@ -10,7 +10,7 @@ import pytest
 
 from agl.adapters.agent_framework import AgentFrameworkTracer
 from agl.testing.mcp_server import ARGUMENTS, COMMAND
-from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
+from agl.testing.subject import KEY, NO_NUMBERS, Decision, Subject, add, sdk_requests
 
 
 class AgentFramework(Subject):
@@ -22,6 +22,8 @@ class AgentFramework(Subject):
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
+    approvals = True
+    parallel_calls = True
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "call_errors", "reasoning"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -50,6 +52,26 @@ class AgentFramework(Subject):
 
         async with MCPStdioTool("numbers", COMMAND, args=ARGUMENTS, load_prompts=False) as tool:
             return await _Runs(Agent(self.model(url), name=name, tools=[tool])).ainvoke(question)
+
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        from agent_framework import Agent, Message, tool
+
+        made = tool(add, approval_mode="always_require")
+        agent = Agent(self.model(url), name=name, tools=[made])
+        session = agent.create_session()
+        paused = await agent.run(question, session=session)
+        assert paused.user_input_requests
+        if decision == "unanswered":
+            return None
+        approved = decision == "approved"
+        answers = [request.to_function_approval_response(approved) for request in paused.user_input_requests]
+        return (await agent.run(Message("user", answers), session=session)).text.strip()
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        from agent_framework import Agent
+        from agent_framework import tool as made
+
+        return await _Runs(Agent(self.model(url), name=name, tools=[made(tool, name="add")])).ainvoke(question)
 
     def wrappable(self, url: str, name: str) -> Any:
         return self.agent(url, name).agent

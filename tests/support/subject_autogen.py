@@ -22,6 +22,7 @@ class AutoGen(Subject):
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
+    parallel_calls = True
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "mcp"})
     raises_tool_errors: ClassVar[bool] = False
     """AutoGen tells the model of a tool's exception and goes on."""
@@ -31,6 +32,9 @@ class AutoGen(Subject):
 
     def reporting(self, url: str, name: str) -> Any:
         return _Runs(url, name, no_numbers())
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        return (await assistant(url, name, (tool,)).run(task=question)).messages[-1].content
 
     def wrappable(self, url: str, name: str) -> Any:
         return assistant(url, name)

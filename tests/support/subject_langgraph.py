@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from subjects import LangChain, _Graph, chat_model, no_numbers
+from subjects import LangChain, _Graph, chat_model, no_numbers, resumed
 
 from agl.adapters.langgraph import LangGraphTracer
-from agl.testing.subject import add
+from agl.testing.subject import Decision, add
 
 
 class LangGraph(LangChain):
@@ -23,11 +23,32 @@ class LangGraph(LangChain):
     def reporting(self, url: str, name: str) -> Any:
         return self._of(url, name, no_numbers())
 
-    def _of(self, url: str, name: str, tool: Any) -> Any:
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        from langchain_core.tools import StructuredTool, ToolException
+        from langgraph.checkpoint.memory import InMemorySaver
+        from langgraph.types import interrupt
+
+        def asking(a: int, b: int) -> int:
+            """Add two numbers."""
+            if interrupt("may it add?") != "approved":
+                raise ToolException("a person refused it")
+            return add(a, b)
+
+        tool = StructuredTool.from_function(asking, name="add", handle_tool_error=True)
+        graph = self._of(url, name, tool, InMemorySaver()).graph
+        return await resumed(graph, question, None if decision == "unanswered" else decision)
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        from langchain_core.tools import StructuredTool
+
+        made = StructuredTool.from_function(coroutine=tool, name="add", description="Add two numbers.")
+        return await self._of(url, name, made).ainvoke(question)
+
+    def _of(self, url: str, name: str, tool: Any, checkpointer: Any = None) -> Any:
         from langchain.agents import create_agent
         from langgraph.graph import START, MessagesState, StateGraph
 
         graph = StateGraph(MessagesState)
         graph.add_node(name, create_agent(chat_model(url), [tool], system_prompt=self.prompt))
         graph.add_edge(START, name)
-        return _Graph(graph.compile(name=name))
+        return _Graph(graph.compile(checkpointer, name=name))

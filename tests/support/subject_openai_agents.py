@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from agl.adapters.openai_agents import OpenAIAgentsTracer
 from agl.testing.mcp_server import ARGUMENTS, COMMAND
-from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
+from agl.testing.subject import KEY, NO_NUMBERS, Decision, Subject, add, sdk_requests
 
 
 class OpenAIAgents(Subject):
@@ -20,6 +20,8 @@ class OpenAIAgents(Subject):
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
+    approvals = True
+    parallel_calls = True
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -48,13 +50,35 @@ class OpenAIAgents(Subject):
         async with MCPServerStdio({"command": COMMAND, "args": ARGUMENTS}, client_session_timeout_seconds=60) as server:
             return await _Runs(Agent(name=name, mcp_servers=[server], model=self.model(url))).ainvoke(question)
 
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        from agents import Agent, Runner, function_tool
+
+        agent = Agent(name=name, tools=[function_tool(add, needs_approval=True)], model=self.model(url))
+        result = await Runner.run(agent, question)
+        if decision == "unanswered":
+            return None
+        state = result.to_state()
+        for item in result.interruptions:
+            if decision == "approved":
+                state.approve(item)
+            else:
+                state.reject(item)
+        return (await Runner.run(agent, state)).final_output
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        from agents import Agent, function_tool
+
+        return await _Runs(Agent(name=name, tools=[function_tool(tool)], model=self.model(url))).ainvoke(question)
+
     def changed(self) -> Any:
         from agents.mcp.util import MCPUtil
+        from agents.tool_context import ToolContext
         from agents.tracing import get_trace_provider
 
         provider: Any = get_trace_provider()
         processors = provider._multi_processor._processors
-        return sdk_requests(), provider, processors, MCPUtil.__dict__.get("_extract_custom_data")
+        made = ToolContext.__dict__["from_agent_context"]
+        return sdk_requests(), provider, processors, MCPUtil.__dict__.get("_extract_custom_data"), made
 
 
 class OpenAIAgentsResponses(OpenAIAgents):

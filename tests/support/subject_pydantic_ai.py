@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
 from agl.adapters.pydantic_ai import PydanticAITracer
-from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
+from agl.testing.subject import KEY, NO_NUMBERS, Decision, Subject, add, sdk_requests
 
 
 class PydanticAI(Subject):
@@ -20,6 +20,8 @@ class PydanticAI(Subject):
     sync_reads: ClassVar[tuple[str, ...]] = ("pieces",)
     async_reads: ClassVar[tuple[str, ...]] = ("apieces", "apieces_of_events", "nodes")
     closes_reads = True
+    approvals = True
+    parallel_calls = True
     gaps: ClassVar[frozenset[str]] = frozenset({"mcp", "call_errors"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -30,6 +32,32 @@ class PydanticAI(Subject):
 
     def reporting(self, url: str, name: str) -> Any:
         return _Runs(build(self.model(url), name, no_numbers()))
+
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        from pydantic_ai import Agent, ApprovalRequired, DeferredToolRequests, DeferredToolResults, RunContext, Tool
+
+        def asking(ctx: RunContext[None], a: int, b: int) -> int:
+            """Add two numbers."""
+            if not ctx.tool_call_approved:
+                raise ApprovalRequired
+            return add(a, b)
+
+        asking.__annotations__["ctx"] = RunContext[None]
+        agent = Agent(
+            self.model(url), name=name, tools=[Tool(asking, name="add")], output_type=[str, DeferredToolRequests]
+        )
+        paused = await agent.run(question)
+        if decision == "unanswered":
+            return None
+        assert isinstance(paused.output, DeferredToolRequests)
+        decisions = {call.tool_call_id: decision == "approved" for call in paused.output.approvals}
+        results = DeferredToolResults(approvals={**decisions})
+        return str((await agent.run(message_history=paused.all_messages(), deferred_tool_results=results)).output)
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        from pydantic_ai import Tool
+
+        return await _Runs(build(self.model(url), name, Tool(tool, name="add"))).ainvoke(question)
 
     def model(self, url: str) -> Any:
         return chat_model(url)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from agl.adapters.strands import StrandsTracer
 from agl.testing.mcp_server import ARGUMENTS, COMMAND
-from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
+from agl.testing.subject import KEY, NO_NUMBERS, Decision, Subject, add, sdk_requests
 
 
 class Strands(Subject):
@@ -19,6 +19,8 @@ class Strands(Subject):
     ways: ClassVar[tuple[str, ...]] = ("invoke",)
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream")
     async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
+    approvals = True
+    parallel_calls = True
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -34,6 +36,27 @@ class Strands(Subject):
 
         with MCPClient(lambda: stdio_client(StdioServerParameters(command=COMMAND, args=ARGUMENTS))) as client:
             return await _Runs(url, name, tuple(client.list_tools_sync())).ainvoke(question)
+
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        from strands.hooks import BeforeToolCallEvent
+
+        def ask(event: BeforeToolCallEvent) -> None:
+            if event.interrupt("approval", reason="may it add?") != "approved":
+                event.cancel_tool = "a person refused it"
+
+        agent = build(url, name)
+        agent.add_hook(ask, BeforeToolCallEvent)
+        paused = await agent.invoke_async(question)
+        assert paused.stop_reason == "interrupt"
+        if decision == "unanswered":
+            return None
+        answers = [{"interruptResponse": {"interruptId": i.id, "response": decision}} for i in paused.interrupts]
+        return str(await agent.invoke_async(answers)).strip()
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        from strands import tool as made
+
+        return await _Runs(url, name, (made(name="add")(tool),)).ainvoke(question)
 
     def wrappable(self, url: str, name: str) -> Any:
         return build(url, name, stream=False)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from typing import Annotated, Any, ClassVar
 
 from agl.adapters.langchain import LangChainTracer
-from agl.testing.subject import KEY, NO_NUMBERS, Subject, add, sdk_requests
+from agl.testing.subject import KEY, NO_NUMBERS, Decision, Subject, add, sdk_requests
 
 
 class Loop:
@@ -170,6 +170,8 @@ class LangChain(Subject):
     async_ways = ("ainvoke", "astream", "astream_events", "abatch")
     sync_reads = ("pieces",)
     async_reads = ("apieces", "apieces_of_events")
+    approvals = True
+    parallel_calls = True
     gaps: ClassVar[frozenset[str]] = frozenset({"mcp", "reasoning"})
 
     def reporting(self, url: str, name: str) -> Any:
@@ -182,6 +184,29 @@ class LangChain(Subject):
         from langchain_core.tools import tool
 
         return _Graph(create_agent(self.model(url), [tool(add)], name=name, system_prompt=self.prompt))
+
+    async def with_approval(self, url: str, name: str, question: str, decision: Decision) -> str | None:
+        from langchain.agents import create_agent
+        from langchain.agents.middleware import HumanInTheLoopMiddleware
+        from langchain_core.tools import tool
+        from langgraph.checkpoint.memory import InMemorySaver
+
+        agent = create_agent(
+            self.model(url),
+            [tool(add)],
+            name=name,
+            middleware=[HumanInTheLoopMiddleware(interrupt_on={"add": True})],
+            checkpointer=InMemorySaver(),
+        )
+        answer: Any = {"decisions": [{"type": "approve" if decision == "approved" else "reject"}]}
+        return await resumed(agent, question, None if decision == "unanswered" else answer)
+
+    async def with_equal_calls(self, url: str, name: str, question: str, tool: Any) -> str:
+        from langchain.agents import create_agent
+        from langchain_core.tools import StructuredTool
+
+        tools = [StructuredTool.from_function(coroutine=tool, name="add", description="Add two numbers.")]
+        return await _Graph(create_agent(self.model(url), tools, name=name)).ainvoke(question)
 
     def model(self, url: str) -> Any:
         return chat_model(url)
@@ -214,6 +239,16 @@ def chat_model(url: str, **options: Any) -> Any:
     from pydantic import SecretStr
 
     return ChatOpenAI(model="m", base_url=url, api_key=SecretStr(KEY), max_retries=0, **options)
+
+
+async def resumed(graph: Any, question: str, answer: Any) -> str | None:
+    """A graph's answer after its interrupt was answered; None, and no further run, without one."""
+    from langgraph.types import Command
+
+    config: Any = {"configurable": {"thread_id": "1"}}
+    paused = await graph.ainvoke(_Graph.ask(question), config)
+    assert paused["__interrupt__"]
+    return None if answer is None else _Graph.last(await graph.ainvoke(Command(resume=answer), config))
 
 
 class _Graph:

@@ -150,6 +150,21 @@ def test_filters_names_and_primary() -> None:
     ]
 
 
+def test_a_filter_by_a_name_is_for_that_tool_and_that_agent_alone() -> None:
+    air = agl.AIR()
+    air.on_tool_success(tool="add[1]", name="tool")(lambda: 1.0)
+    air.on_tool_success(agent="solver [1]", name="agent")(lambda: 2.0)
+    offered = {"tools": [{"type": "function", "function": {"name": name}} for name in ("add[1]", "add1")]}
+    calls = [
+        call(0, agent="solver 1", request=offered, tool_call_ids=("a",)),
+        call(1, agent="solver [1]", tool_call_ids=("b",)),
+    ]
+    ran = [tool("t1", "a", name="add1", agent="solver 1"), tool("t2", "b", name="mul", agent="solver [1]")]
+    assert given_by(air, calls, [ROOT, *ran]) == [("agent", 2.0, "c1")]
+    ran[0] = tool("t1", "a", name="add[1]", agent="solver 1")
+    assert given_by(air, calls, [ROOT, *ran]) == [("tool", 1.0, "c0"), ("agent", 2.0, "c1")]
+
+
 def rule(value: float) -> Any:
     def again() -> float:
         return value

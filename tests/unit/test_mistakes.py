@@ -93,6 +93,11 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "agent that is none": (lambda _: trainer().fit(5, [{"q": 1}]), "cannot run a builtins.int", "agl.wrap"),
     "reward of one argument": (lambda _: agl.wrap(agent, lambda task: 1.0), "takes no (task, output)", "def reward"),
     "reward of three": (lambda _: agl.wrap(agent, lambda t, o, x: 1.0), "'x' that agl cannot fill", "trace"),
+    "reward whose names contradict": (
+        lambda _: agl.wrap(agent, lambda output, expected: 1.0),
+        "whose names contradict their places",
+        "`task` and `output`",
+    ),
     "reward that is a number": (lambda _: agl.wrap(agent, 1.0), "reward= is 1.0", "a function"),  # type: ignore[arg-type]
     "GPUs without a cluster": (
         lambda missing: agl.VERL(model="m", steps=1, gpus=missing("verl")),

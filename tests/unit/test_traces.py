@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agl
-from agl.errors import ConfigError, NoTrainableDataError
+from agl.errors import ConfigError, NoAgentMatchedError, NoTrainableDataError
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.sequence import merge
 from agl.mdp.types import Call, Reward
@@ -225,6 +225,32 @@ def test_a_tree_is_written_as_chains_that_train_each_token_once(seed: int) -> No
                     for c in calls
                 )
         assert n_trained == sum(c.response_ids.size for c in calls)
+
+
+def of_agent(rollout: str, agent: str, reward: float, token: int) -> Candidate:
+    """A rollout of one call of this agent, who is the only one."""
+    one = candidate(rollout, [replace(call(0, [1, 2, 3], [token, STOP]), agent=agent)], reward)
+    return replace(one, attempt=replace(one.attempt, agents=(agent,)))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_that_looks_like_a_glob_is_that_agent_in_whatever_order_they_come(order: int) -> None:
+    rollouts = [of_agent("a", "worker 1", 1.0, 4), of_agent("b", "worker [1]", 1.0, 5)][::order]
+    for most in (None, 1):
+        chosen = choose(rollouts, agents="worker [1]", per_task=most)
+        assert kept(chosen) == ["b/0"]
+        check_counts(chosen)
+    better = [of_agent("c", "worker [1]", 0.0, 6), *rollouts]
+    assert [(p.chosen.rollout_id, p.rejected.rollout_id) for p in pairs(better, agents="worker [1]").pairs] == [
+        ("b", "c")
+    ]
+
+
+def test_a_name_of_nobody_is_an_error_that_lists_the_agents() -> None:
+    rollouts = [of_agent("a", "desk", 1.0, 4), of_agent("b", "front", 0.0, 5)]
+    for method in (choose, pairs):
+        with pytest.raises(NoAgentMatchedError, match=r"agents= names 'nobody', .* in 2 rollouts; .*'desk', 'front'"):
+            method(rollouts, agents=["desk", "nobody"])
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------

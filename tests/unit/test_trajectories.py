@@ -14,7 +14,7 @@ from subjects import LangChain
 import agl
 from agl import semconv, tracing
 from agl.adapters.openai import OpenAITracer
-from agl.errors import BypassedGatewayError, LostCallError, NoAgentMatchedError, NoLLMCallError
+from agl.errors import BypassedGatewayError, LostCallError, MisroutedCallError, NoAgentMatchedError, NoLLMCallError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.selection import Selection, select
 from agl.mdp.span_index import SpanIndex
@@ -160,6 +160,17 @@ def test_a_filter_that_matches_nobody_lists_the_agents_seen() -> None:
     calls = [call(0, "s0", agent="writer", policy=None)]
     with pytest.raises(NoAgentMatchedError, match=r"agents='writter', 'x\*' matched none .*: 'writer', 'judge'"):
         refused(calls, [chat_span("judge")], select(["writter", "x*"]))
+
+
+def test_an_agent_that_was_taken_for_one_of_a_glob_is_not_trained() -> None:
+    selection = select("worker [1]")
+    calls = [call(0, "s0", agent="worker 1"), call(1, "s1", agent="worker [1]")]
+    with pytest.raises(MisroutedCallError, match=r"'worker \[1\]' was read as a pattern .* agent 'worker 1'"):
+        refused(calls, [], selection)
+    # Where the other is known, its provider has answered it.
+    at_its_provider = chat_span("worker 1", **{semconv.URL: "http://elsewhere"})
+    refused(calls[1:], [at_its_provider], selection.knowing(["worker [1]"]))
+    refused(calls[:1], [], selection)
 
 
 def test_a_call_past_the_gateway_names_the_client_and_its_url() -> None:

@@ -141,6 +141,8 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 await training.ahead.stop()
         run.policy_paths = await policies.save_models(run.directory)
         _require_updates(run, policies)
+        if run.stop_reason is None:
+            workplace.require_agents()
 
 
 @contextlib.contextmanager

@@ -95,10 +95,9 @@ class DPO(LocalTraining):
     async def _recorded(self, data: Traces, run: Run) -> Pairs:
         """The pairs of recorded rollouts, with the tokens of the run's policies."""
         renderings = await asyncio.to_thread(load_renderings, self.models(run), self.renderer)
-        students = data.students(run.config.selection)
         recorded: list[Candidate] = []
         async for record in data.records():
-            if (attempt := data.recorded(record, students)) is not None:
+            if (attempt := data.recorded(record, run.config.selection)) is not None:
                 recorded.append(await asyncio.to_thread(attempt.with_tokens, renderings))
         return pairs(recorded, where=data.where, per_task=data.per_task, margin=self.margin, by=self.by)
 

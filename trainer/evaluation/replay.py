@@ -93,6 +93,7 @@ async def replay(
     if attempt is not None and not 1 <= attempt <= rollout.attempts:
         what = f"the rollout has {rollout.attempts} attempts, and no number {attempt}"
         raise StoreError(what, rollout=rollout.rollout_id)
+    selection = selection.knowing([*(s.agent for s in stored.spans), *(call.agent for call in stored.calls)])
     recorded = RecordedAttempt(stored, attempt or rollout.attempts, selection)
     # Before the model is loaded.
     as_texts = recorded.with_texts()

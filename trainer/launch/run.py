@@ -165,6 +165,8 @@ class CommandRollout:
             exceptions = [s for s in spans if s.operation == semconv.EXCEPTION and s.status_message]
             if process_exit.status > 0 and exceptions:
                 error = f"{exceptions[-1].status_message} ({error})"
+        seen = [s.agent for s in spans if s.operation == semconv.CHAT and s.agent is not None]
+        unmatched = list(self.selection.unmatched(seen)) if self.options.agents else []
         tracing.end(self.root, error=error, attributes={semconv.EXIT_STATUS: process_exit.status})
         tracing.close(self.context)
         await self.store.add_spans(list(self.context.spans))
@@ -178,6 +180,7 @@ class CommandRollout:
             "error": error,
             **totals(spans),
             **({"unused_prompts": _unused(self.prompts, spans)} if self.prompts else {}),
+            **({"unmatched_agents": unmatched} if unmatched else {}),
         }
 
 
@@ -277,6 +280,10 @@ def show(facts: dict[str, Any], options: LaunchOptions) -> None:
     print(printable(line), file=sys.stderr)
     for unused in facts.get("unused_prompts", ()):
         print(printable(f"agl: {unused}"), file=sys.stderr)
+    if unmatched := facts.get("unmatched_agents"):
+        agents = ", ".join(map(repr, facts["agents"])) or "none"
+        text = f"agl: --agents {', '.join(unmatched)}: no agent that it selects made a call; those that did: {agents}"
+        print(printable(text), file=sys.stderr)
 
 
 def _count(n: int, what: str) -> str:

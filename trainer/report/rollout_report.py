@@ -258,7 +258,7 @@ async def describe(
         total_reward=attempt_trajectory.reward,
         calls=[report(call) for call in calls],
         rows=_rows(attempt_trajectory, by_id, trained),
-        tools=[_tool(s) for s in spans if s.operation == semconv.EXECUTE_TOOL],
+        tools=[_tool(s) for s in spans if s.is_tool_run],
         provider_calls=_provider_calls([s for s in spans if s.operation == semconv.CHAT and s.span_id not in recorded]),
         fault=attempt_trajectory.fault,
     )

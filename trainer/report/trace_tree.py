@@ -112,6 +112,8 @@ def line(span: Span, within: str | None = None) -> Text:
             text.append(f"  {_short(str(facts.get(semconv.TOOL_CALL_ARGUMENTS, '')))}", style="dim")
             if (result := facts.get(semconv.TOOL_CALL_RESULT)) is not None:
                 text.append(f" -> {_short(str(result))}")
+            if facts.get(semconv.PAUSED):
+                text.append("  waits for a person", style="yellow")
         case semconv.REWARD:
             text.append(f"  {facts.get(semconv.REWARD_VALUE)} ({facts.get(semconv.REWARD_SOURCE)})", style="yellow")
         case semconv.MESSAGE | semconv.OBJECT:

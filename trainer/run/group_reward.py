@@ -13,6 +13,7 @@ from typing import Any
 from agl.errors import ConfigError, JudgeError, RewardError
 from agl.mdp.span_index import SpanIndex
 from agl.rewards.air import reward_spans
+from agl.rewards.arguments import GROUP_REWARD, Arguments
 from agl.rewards.emit import as_rewards
 from agl.rewards.function import GroupReward, is_group_reward
 from agl.rewards.trace import Trace
@@ -36,6 +37,7 @@ def require_group_reward(value: Any, *, capture_content: bool) -> None:
             f"group_reward= is {value!r}",
             hint="for example agl.rewards.RankJudge(model); a function (task, output) is reward= of agl.wrap",
         )
+    Arguments.of(value.score, GROUP_REWARD)
     if not capture_content:
         raise ConfigError(
             "group_reward= reads the agents' texts, which capture_content=False does not record",
@@ -74,7 +76,8 @@ async def score_group(store: Records, reward: GroupReward, results: Sequence[Rol
     first = succeeded[0].rollout
     where = {"step": None if first.step is None else first.step + 1, "group": first.group}
     try:
-        scores = await reward.score(first.task, traces)
+        positional, named = Arguments.of(reward.score, GROUP_REWARD).bind({"task": first.task, "traces": traces})
+        scores = await reward.score(*positional, **named)
         if len(scores) != len(traces):
             raise RewardError(f"{reward.label} gave {len(scores)} scores for {len(traces)} rollouts")
         scored = [as_rewards(score, source=SOURCE) for score in scores]

@@ -24,6 +24,8 @@ from agl.errors import CheckpointError, ConfigError
 from agl.mdp.selection import DEFAULT_POLICY
 from agl.options import reject_unknown, require_types
 from agl.rewards.air import rule_set
+from agl.rewards.trace import Trace
+from agl.texts import printable
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.prepared import require_local_model
 from agl.trainer.loggers.base import Tracker
@@ -454,12 +456,34 @@ async def _report(run: Run, results: Sequence[RolloutResult]) -> None:
         report = await describe(run.store, result.rollout.rollout_id, credit=run.config.credit)
         terminal.console().print(renderable(report))
     seen = (name for r in results if r.attempt_trajectory is not None for name in r.attempt_trajectory.agents)
-    for name in dict.fromkeys(seen):
-        policy = run.config.selection.policy_for(name)
+    agents = tuple(dict.fromkeys(seen))
+    selection = run.config.selection.knowing(agents)
+    for name in agents:
+        policy = selection.policy_for(name)
         what = "not trained" if policy is None else "trained" if policy == DEFAULT_POLICY else f"trained as {policy}"
         terminal.console().print(f"agent     {name}: {what}; agents={name!r} selects it alone")
+    for name, prompts in (await _namesakes(run, results)).items():
+        shown = " and ".join(repr(printable(text)[:60]) for text in prompts[:2])
+        terminal.console().print(
+            f"agent     {name}: {len(prompts)} system prompts in one rollout, such as {shown}. Two agents of one name "
+            "are selected and trained as one: give each its own name"
+        )
+    if agents and (unmatched := selection.unmatched(agents)):
+        terminal.console().print(f"agents=   {', '.join(unmatched)}: no agent that made a call")
     succeeded = require_some(results, "the dry run")
     await run.record({"step": 0, **mean_rewards(succeeded, "train"), "train/rollouts": len(results)})
+
+
+async def _namesakes(run: Run, results: Sequence[RolloutResult]) -> dict[str, tuple[str, ...]]:
+    """Agents of the rollouts that may be several of one name, with their system prompts."""
+    from agl.trainer.report.namesakes import namesakes
+
+    found: dict[str, tuple[str, ...]] = {}
+    for rollout_id, attempt in ((r.rollout.rollout_id, r.attempt) for r in results):
+        spans = await run.store.query_spans(rollout_id, attempt)
+        calls = await run.store.query_calls(rollout_id, attempt)
+        found |= namesakes(Trace.of_attempt(rollout_id, attempt, spans, calls))
+    return found
 
 
 def _not_here(*_: Any) -> Any:

@@ -73,6 +73,8 @@ class Workplace:
         self._abandoned: list[str] = []
         self._failure: BaseException | None = None
         self._proven = True
+        self._agents: dict[str, None] = {}
+        """Those that asked a model, in order of appearance."""
 
     async def start(
         self,
@@ -368,6 +370,7 @@ class Workplace:
             ]
             try:
                 results = [result for group in await asyncio.gather(*groups) for result in group]
+                self._see_agents(results)
                 results = await score_faults(self.run.store, self.run.config.credit, results, mode)
                 if self.run.memory is not None and mode == "train":
                     await self.run.memory.merge(results, step)
@@ -379,6 +382,29 @@ class Workplace:
             for r in new:
                 if (future := self._pending.get(str(r.rollout_id))) is not None and future.done():
                     self._pending.pop(str(r.rollout_id))
+
+    def require_agents(self) -> None:
+        """Check, at the end of a run, that each of the agents that `agents=` names has made a call.
+
+        Raises:
+            NoAgentMatchedError: one has not.
+        """
+        if self._agents:
+            self.run.config.selection.require_matched(self._agents, "in this run")
+
+    def _see_agents(self, results: Sequence[RolloutResult]) -> None:
+        """Note the agents that made calls; after the first rollouts, for people also which rules select none of them.
+
+        An agent may be called seldom, so that only the end of the run shows that a name is nobody's.
+        """
+        first = not self._agents
+        for trajectory in (r.attempt_trajectory for r in results if r.attempt_trajectory is not None):
+            self._agents |= dict.fromkeys(trajectory.agents)
+        if first and self._agents and (unmatched := self.run.config.selection.unmatched(self._agents)):
+            self.run.progress.note(
+                f"agents= has {', '.join(unmatched)}, but no agent that it selects made a call in the first "
+                f"{len(results)} rollouts; those that did: {', '.join(map(repr, self._agents))}"
+            )
 
     async def _try_first(self, rollouts: Sequence[NewRollout]) -> list[NewRollout]:
         """Run the first rollout alone, and while none succeeds those of up to `TRIES` tasks. Returns the others.

@@ -49,7 +49,7 @@ class CommandAgent(Agent):
     Args:
         command: the program and its arguments; no shell is involved.
         reward: (task, output) -> float or dict of floats; None = another one, `Trainer(group_reward=)`.
-        name: the agent's name; that of the script or program if None.
+        name: the agent's name; that of the script, module (`python -m pkg.agent`) or program if None.
         cwd: its working directory.
         env: variables added to its environment: {name: value}, or names of those that are passed on from this process.
         error_reward: the reward of a run that ended with a status other than 0; None = retried, then dropped.
@@ -88,11 +88,29 @@ class CommandAgent(Agent):
 
 
 def program_name(command: Sequence[str]) -> str:
-    """The name of a command: that of the script if an interpreter runs one, else the program's."""
-    # A program given as text (`python -c`) is none; in a URL, its lines would match no route.
-    words = [word for word in command[1:] if word.isprintable() and not word.startswith("-")]
-    scripts = [Path(word) for word in words if Path(word).suffix]
-    return (scripts[0] if scripts else Path(command[0])).stem
+    """The name of a command: that of the script or module if an interpreter runs one, else the program's."""
+    module = None
+    words = iter(command[1:])
+    for word in words:
+        if _TAKES_TEXT.fullmatch(word):
+            # Code, or a setting: its words are no script's, and in a URL its lines would match no route.
+            next(words, None)
+        elif word.startswith("-m") and _PYTHON.match(Path(command[0]).name):
+            module = word[2:] or next(words, None) or module
+        elif not word.startswith("-") and word.isprintable() and not _IS_NO_FILE.match(word):
+            # A module may run a script (`-m coverage run agent.py`); other files are its data.
+            script = Path(word)
+            if script.suffix[1:2].isalpha() and (module is None or script.suffix == ".py"):
+                return script.stem
+    return module or Path(command[0]).stem
+
+
+_TAKES_TEXT = re.compile(r"-[a-zA-Z]*[ce]|-p|-r|--(command|eval|print|require|import|loader|env|env-file)")
+"""Options of interpreters before code, settings, or a file that is not the program."""
+_PYTHON = re.compile(r"py|uv|poetry|pipenv|hatch|coverage|env|nice|time", re.ASCII)
+"""Programs, by the beginning of their names, of which `-m` names a Python module, or which run such a program."""
+_IS_NO_FILE = re.compile(r"\w+=|\w+://", re.ASCII)
+"""Words that look like files: settings (`FOO=a.b`) and addresses."""
 
 
 async def _output(command: Sequence[str], name: str, task: Any, cwd: str | Path | None, env: Variables) -> str:

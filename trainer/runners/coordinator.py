@@ -422,6 +422,8 @@ class RunCoordinator:
         if entry.lost is not None:
             # What the agent saw is a connection that broke.
             report = replace(report, error=entry.lost, text=None)
+        # The leases that follow know the names of this attempt's agents.
+        self.selection = self.selection.knowing([*(s.agent for s in report.spans), *(call.agent for call in calls)])
         place = next((p for s in report.spans if (p := s.attributes.get(semconv.AGENT_ERROR_PLACE))), None)
         await self.store.add_spans(report.spans)
         self._count_prompts(report.spans, calls)

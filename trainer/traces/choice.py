@@ -183,9 +183,11 @@ class Choice:
         self._counts: Counter[str] = Counter(rollouts=0, rollouts_kept=0, calls=0, calls_kept=0, calls_retokenised=0)
         self._rewards: dict[str, RewardRange] = {}
         self._tasks: dict[bytes, _Task] = {}
+        self._agents: dict[str, None] = {}
 
     def refusal(self, candidate: Candidate) -> str | None:
         """Why a rollout is out, whatever its calls are; None if that depends on them."""
+        self._know(candidate.attempt.agents)
         if candidate.attempt.fault is not None:
             return "ended by the policy itself"
         if self._fulfils is not None and not self._fulfils(candidate.attempt):
@@ -226,7 +228,11 @@ class Choice:
 
         Raises:
             ConfigError: `weight` gives an impossible value.
+            NoAgentMatchedError: some of `agents` made calls, and others are nobody's name.
         """
+        selected = self._selection is not None and any(map(self._selection.policy_for, self._agents))
+        if self._selection is not None and selected:
+            self._selection.require_matched(self._agents, f"in {self._counts['rollouts']} rollouts")
         counts = Counter(self._counts)
         trajectories: list[Trajectory] = []
         weights: dict[str, float] = {}
@@ -238,6 +244,9 @@ class Choice:
             weight = _weight(self._weight, entry.candidate.attempt)
             transitions: list[Transition] = []
             for transition in entry.transitions:
+                if not self._is_selected(transition.call):
+                    counts["calls_left_out/other agent"] += 1
+                    continue
                 digest = task, call_digest(transition.call)
                 if digest in trained or weight == 0:
                     counts[f"calls_left_out/{'duplicate' if digest in trained else 'weight 0'}"] += 1
@@ -255,6 +264,26 @@ class Choice:
         known = {name: n for name, n in counts.items() if n or "left_out/" not in name}
         where = "" if self._where is None else str(getattr(self._where, "__name__", self._where))
         return Chosen(tuple(trajectories), weights, known, dict(self._rewards), where, tuple(kept))
+
+    def _know(self, agents: Iterable[str]) -> None:
+        """Know these agents' names, which may show that what was kept is of agents that are not selected."""
+        self._agents |= dict.fromkeys(agents)
+        if self._selection is None:
+            return
+        before, self._selection = self._selection, self._selection.knowing(self._agents)
+        if self._selection is before:
+            return
+        for task in self._tasks.values():
+            for digest, entry in list(task.entries.items()):
+                if not any(self._is_selected(transition.call) for transition in entry.transitions):
+                    del task.entries[digest]
+                    self._counts.update(entry.reasons)
+                    self._counts["calls_left_out/other agent"] += len(entry.transitions)
+                    self._counts["rollouts_left_out/without a call to train"] += 1
+
+    def _is_selected(self, call: Call) -> bool:
+        """Whether its agent is selected, as far as the agents' names are known now."""
+        return self._selection is None or self._selection.policy_for(call.agent) is not None
 
     def _out(self, n_calls: int, reason: str) -> None:
         self._counts[f"rollouts_left_out/{reason}"] += 1

@@ -95,6 +95,7 @@ def pairs(
 
     Raises:
         ConfigError: an option has an impossible value.
+        NoAgentMatchedError: some of `agents` made calls, and others are nobody's name.
     """
     check_per_task(per_task)
     if not isinstance(margin, int | float) or isinstance(margin, bool) or not margin >= 0:
@@ -105,6 +106,12 @@ def pairs(
     selection = None if agents is None else select(agents)
     counts: Counter[str] = Counter(rollouts=0, rollouts_paired=0, tasks=0, pairs=0)
     tasks: dict[str, dict[tuple[bytes, ...], _Side]] = {}
+    candidates = list(candidates)
+    if selection is not None:
+        agents = [agent for candidate in candidates for agent in candidate.attempt.agents]
+        selection = selection.knowing(agents)
+        if any(map(selection.policy_for, agents)):
+            selection.require_matched(agents, f"in {len(candidates)} rollouts")
     for number, candidate in enumerate(candidates):
         counts["rollouts"] += 1
         value = compared(candidate.attempt)
@@ -116,6 +123,9 @@ def pairs(
             for t in candidate.attempt.trajectory.transitions
             if t.trainable and (selection is None or selection.policy_for(t.call.agent) is not None)
         )
+        if not transitions:
+            counts["rollouts_left_out/without a call to train"] += 1
+            continue
         side = _Side(value, candidate.created_at, number, candidate, transitions)
         rollouts = tasks.setdefault(task_key(candidate.task), {})
         same = rollouts.get(side.digest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -93,10 +93,9 @@ class Traces:
             ModelLoadError, StoreError, ConfigError: as they say.
         """
         renderings = await asyncio.to_thread(load_renderings, models, renderer)
-        choice = Choice(where=self.where, per_task=self.per_task, weight=self.weight)
-        students = self.students(selection)
+        choice = Choice(where=self.where, agents=self.agents, per_task=self.per_task, weight=self.weight)
         async for record in self.records():
-            await asyncio.to_thread(self._add, choice, record, students, renderings)
+            await asyncio.to_thread(self._add, choice, record, selection, renderings)
         return choice.chosen()
 
     def load(self, model: str, *, renderer: str | None = None) -> Chosen:
@@ -113,9 +112,8 @@ class Traces:
         Args:
             selection: agent -> policy; None for the default policy alone.
         """
-        students = self.students(selection)
         async for record in self.records():
-            attempt = self.recorded(record, students)
+            attempt = self.recorded(record, selection)
             if attempt is not None:
                 yield attempt.with_texts()
 
@@ -147,31 +145,36 @@ class Traces:
                 else "agl trace ls lists the rollouts of a store",
             )
 
-    @staticmethod
-    def recorded(record: Record, selection: Selection) -> RecordedAttempt | None:
-        """The attempt of a rollout that succeeded, if one did. `selection`: of `students`."""
-        if record.rollout.status != "succeeded":
-            return None
-        attempt = max(a.attempt for a in record.attempts if a.status == "succeeded")
-        return RecordedAttempt(record, attempt, selection)
-
-    def students(self, selection: Selection | None) -> Selection:
-        """Agent -> the policy that imitates it, of the agents that are imitated.
+    def recorded(self, record: Record, selection: Selection | None) -> RecordedAttempt | None:
+        """The attempt of a rollout that succeeded, if one did.
 
         Args:
             selection: agent -> policy, of every agent; None for the default policy alone.
         """
-        every = selection or select()
+        if record.rollout.status != "succeeded":
+            return None
+        attempt = max(a.attempt for a in record.attempts if a.status == "succeeded")
+        names = {s.agent for s in record.spans} | {call.agent for call in record.calls}
+        return RecordedAttempt(record, attempt, self._students((selection or select()).knowing(names), names))
+
+    def _students(self, every: Selection, names: Collection[str | None]) -> Selection:
+        """Agent -> the policy that imitates it, of the agents that are imitated.
+
+        Args:
+            every: agent -> policy, of every agent. names: of the rollout's agents.
+        """
         if self.agents is None:
             return every
-        imitated = select(self.agents)
+        imitated = select(self.agents).knowing(names)
 
         def learns(policy: str) -> Callable[[str], bool]:
             return lambda agent: imitated.policy_for(agent) is not None and every.policy_for(agent) == policy
 
         return Selection(tuple((learns(policy), policy) for policy in every.policies))
 
-    def _add(self, choice: Choice, record: Record, selection: Selection, renderings: Mapping[str, Rendering]) -> None:
+    def _add(
+        self, choice: Choice, record: Record, selection: Selection | None, renderings: Mapping[str, Rendering]
+    ) -> None:
         attempt = self.recorded(record, selection)
         if attempt is None:
             choice.skip(len(record.calls), record.rollout.status)

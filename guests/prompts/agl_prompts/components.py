@@ -99,11 +99,11 @@ def observed_prompts(
     """
     calls = [list(_calls(spans)) for spans in rollouts]
     agents = list(dict.fromkeys(agent for of_rollout in calls for agent, _ in of_rollout))
+    selection = selection.knowing(agents)
     selected = [agent for agent in agents if selection.policy_for(agent) is not None]
-    rules = [Selection((rule,)) for rule in selection.rules]
-    unmatched = [rule for rule in rules if all(rule.policy_for(agent) is None for agent in agents)]
+    unmatched = selection.unmatched(agents)
     if not selected or unmatched:
-        what = ", ".join(map(str, unmatched or [selection]))
+        what = ", ".join(unmatched or [str(selection)])
         raise NoAgentMatchedError(
             f"no request came from agents={what}; {len(rollouts)} rollouts were looked at, and the agents that made "
             f"calls are {', '.join(map(repr, agents)) or 'none'}",

@@ -40,7 +40,7 @@ class CoordinatorClient(RemoteCoordinator):
     Args:
         url: the server's address. key: a runner's or the operator's key, if the server asks for one.
         lost_seconds: how long to try to reach the server.
-        selection, resources: used for leases that come without them.
+        selection, resources: used for leases that come without rules and resources.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ Invariant: a worker names its lease by rollout and attempt, and proves it by the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Protocol, cast
 from urllib.parse import urlsplit
@@ -65,13 +65,12 @@ def selection_to_json(selection: Selection) -> list[Any]:
     return rules
 
 
-def selection_from_json(rules: Sequence[Any] | None) -> Selection | None:
-    """What `selection_to_json` wrote; None for None."""
-    if rules is None:
-        return None
-    return Selection(
-        tuple((pattern if flags is None else re.compile(pattern, flags), policy) for pattern, flags, policy in rules)
+def selection_from_json(facts: Mapping[str, Any]) -> Selection:
+    """What `sent_lease` wrote: without rules, where the worker has them already."""
+    rules = tuple(
+        (pattern if flags is None else re.compile(pattern, flags), policy) for pattern, flags, policy in facts["rules"]
     )
+    return Selection(rules, frozenset(facts["names"]))
 
 
 def _read_error(facts: Any) -> AglError:
@@ -94,7 +93,8 @@ def sent_lease(lease: Lease, *, selection: bool = True, known: Mapping[str, Any]
     """A lease whose fields are JSON values.
 
     Args:
-        selection: whether to include it; otherwise the worker has it already. known: resources that it has, too.
+        selection: whether to include its rules; otherwise the worker has them already. known: resources that it has,
+            too.
 
     Raises:
         ConfigError: `agents=` holds a function, which JSON cannot carry.
@@ -104,8 +104,9 @@ def sent_lease(lease: Lease, *, selection: bool = True, known: Mapping[str, Any]
         for name, value in lease.resources.items()
         if name not in known or known[name] is not value
     }
-    rules = selection_to_json(lease.selection) if selection else None
-    return replace(lease, selection=cast(Selection, rules), resources=resources)
+    rules = selection_to_json(lease.selection) if selection else []
+    facts = {"rules": rules, "names": sorted(lease.selection.names)}
+    return replace(lease, selection=cast(Selection, facts), resources=resources)
 
 
 def received_lease(lease: Lease, base_url: str, selection: Selection | None, resources: Mapping[str, Any]) -> Lease:
@@ -113,13 +114,14 @@ def received_lease(lease: Lease, base_url: str, selection: Selection | None, res
 
     Args:
         base_url: the address at which this worker has reached the coordinator, which is the gateway's unless the lease
-            has another port. selection: used where the lease has none. resources: those that the worker has, which the
-            lease may replace.
+            has another port. selection: whose rules are used where the lease has none. resources: those that the worker
+            has, which the lease may replace.
 
     Raises:
         ConfigError: there is no selection, neither in the lease nor here.
     """
-    selection = lease.selection or selection
+    if lease.selection.rules:
+        selection = lease.selection
     if selection is None:
         raise ConfigError(
             "the server's rollouts are for its own worker processes",
@@ -131,7 +133,7 @@ def received_lease(lease: Lease, base_url: str, selection: Selection | None, res
         base_url = parts._replace(netloc=f"{host}:{lease.port}").geturl()
     return replace(
         lease,
-        selection=selection,
+        selection=replace(selection, names=lease.selection.names),
         resources={**resources, **{name: resource_from_json(value) for name, value in lease.resources.items()}},
         gateway=None if lease.gateway is None else base_url,
         url="" if lease.gateway is None else base_url + lease.url.removeprefix(lease.gateway),
