@@ -809,8 +809,8 @@ MUTATIONS = (
     Mutation(
         "a tool of the Agents SDK that waits has run",
         "adapters/openai_agents/tracer.py",
-        "                attributes[semconv.PAUSED] = True\n",
-        "                pass\n",
+        "                semconv.PAUSED: opened.paused or None,\n",
+        "",
         _AWAITED,
     ),
     Mutation(
