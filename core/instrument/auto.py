@@ -159,7 +159,8 @@ class _Program:
             tracing.end(self._root, error=self.error)
             tracing.close(self.rollout)
             error = self.error
-            self.exporter.finish(None if error is None else described(error))
+            content = self.rollout.capture_content
+            self.exporter.finish(None if error is None else described(error, content=content))
         except Exception as raised:
             _report(f"spans of this program are lost: {type(raised).__name__}: {raised}")
 

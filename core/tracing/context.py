@@ -247,7 +247,7 @@ def _start_span(
         semconv.ATTEMPT: rollout.attempt,
         **(attributes or {}),
     }
-    return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts)
+    return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts, content=rollout.capture_content)
 
 
 def root(rollout: RolloutContext, traceparent: str | None = None, *, began: float | None = None) -> Scope:
@@ -291,7 +291,7 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
 
     Args:
         scope: the scope to end.
-        error: recorded as an exception event and as the span's status.
+        error: recorded as an exception event and as the span's status; its type alone without `capture_content`.
         attributes: set before the span ends.
     """
     rollout = scope.rollout
@@ -302,9 +302,10 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     if attributes:
         span.set_attributes(attributes)
     if error is not None:
-        span.set_status(Status(StatusCode.ERROR, error if isinstance(error, str) else described(error)))
         if isinstance(error, BaseException):
             span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
+        span.set_status(Status(StatusCode.ERROR, error if isinstance(error, str) else described(error)))
+        if isinstance(error, BaseException):
             # Some exceptions have no message that can be had.
             with contextlib.suppress(Exception):
                 span.record_exception(error)

@@ -233,6 +233,27 @@ def test_texts_are_left_out_on_request(provider: Provider, tmp_path: Path) -> No
     assert len(chats(trace(tmp_path))) == 2
 
 
+@pytest.mark.parametrize("how", ["agl run", "opentelemetry-instrument"])
+def test_texts_of_errors_and_arguments_are_left_out_on_request(how: str, provider: Provider, tmp_path: Path) -> None:
+    if how != "agl run" and importlib.util.find_spec("opentelemetry.instrumentation") is None:
+        pytest.skip("opentelemetry-instrumentation is not installed")
+    provider.script = lambda body: Reply("you asked: patient 7", status=400)
+    env = environment(provider, AGL_CAPTURE_CONTENT="0")
+    text = ASKS + "import agl\nagl.emit_message('patient 8')\nask('patient 9' + sys.argv[1])"
+    if how == "agl run":
+        done = _python(env, tmp_path, text, "patient 10")
+    else:
+        (tmp_path / "program.py").write_text(text)
+        done = instrumented(tmp_path, env, sys.executable, "program.py", "patient 10")
+    assert "BadRequestError: Error code: 400 - you asked: patient 7" in done.stderr
+    assert not holds(tmp_path / "agl-runs", "patient")
+    (one,) = listed(tmp_path)
+    assert (one["status"], one["agent"], one["task"]) == ("failed", "program", {"command": one["task"]["command"]})
+    assert "patient" not in show(tmp_path, "trace", "show", one["rollout_id"])
+    assert outline(trace(tmp_path)) == ["agent program", "  message", "  chat", "  exception BadRequestError"]
+    assert {s["error"] for s in trace(tmp_path) if s["status"] == "error" and s["parent_id"]} == {"BadRequestError"}
+
+
 def test_a_key_in_the_command_line_is_not_kept(provider: Provider, tmp_path: Path) -> None:
     done = _python(environment(provider), tmp_path, "print('ok')", "--key", OPENAI_KEY)
     assert done.returncode == 0

@@ -200,8 +200,9 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[CommandRollo
         agent = options.agent or (harness.name if harness else program_name(options.command))
         selection = select(list(options.agents) or None)
         rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
-        task = {"command": shown_command(options.command)} if options.task is None else options.task
-        facts = {"agent": agent, "command": shown_command(options.command)}
+        command = shown_command(options.command, content=options.capture_content)
+        task = {"command": command} if options.task is None else options.task
+        facts = {"agent": agent, "command": command}
         if policy is not None:
             facts["model"] = policy.model
         if options.prompts is not None:

@@ -435,7 +435,7 @@ class RunCoordinator:
                 place = "its result" if isinstance(error, RewardError) else None
         why = self._repeats.futile(lease.rollout, lease.attempt, place, report.error)
         if why and entry.lost is None:
-            report = replace(report, text=f"{report.traceback}\n{NOT_AGAIN}{why}")
+            report = replace(report, text=f"{self._text(report)}\n{NOT_AGAIN}{why}")
             last = replace(lease.rollout.config, max_attempts=lease.attempt)
             await self.store.update_rollout(lease.rollout.rollout_id, {"config": last})
         await self._end_attempt(entry, report.status, report, trajectory)
@@ -451,7 +451,7 @@ class RunCoordinator:
             return report
         span = fault.span(index.root)
         await self.store.add_spans([span])
-        lines = [x for x in (report.traceback or "").splitlines() if not x.lstrip().startswith("->")]
+        lines = [x for x in (self._text(report) or "").splitlines() if not x.lstrip().startswith("->")]
         return Report((*report.spans, span), None, "\n".join([*lines, str(fault)]))
 
     def _count_prompts(self, spans: Sequence[Span], calls: Sequence[Call]) -> None:
@@ -469,7 +469,7 @@ class RunCoordinator:
         """Record an attempt's end in the store, and pass its rollout's result to the run."""
         rollout_id, attempt = entry.lease.id
         try:
-            rollout = await self.store.update_attempt(rollout_id, attempt, status, error=report.traceback)
+            rollout = await self.store.update_attempt(rollout_id, attempt, status, error=self._text(report))
         except AttemptOverError as error:
             # The store gave the attempt up before.
             rollout = await self.store.get_rollout(rollout_id)
@@ -479,6 +479,9 @@ class RunCoordinator:
         elif attempt == rollout.attempts and rollout.status in ROLLOUT_TERMINAL:
             self._lost.pop(rollout_id, None)
             self.on_result(RolloutResult(rollout, attempt, trajectory, report.error))
+
+    def _text(self, report: Report) -> str | None:
+        return report.traceback(content=self.capture_content)
 
     async def _calls(self, entry: _OpenLease) -> list[Call]:
         if entry.calls is None:

@@ -287,7 +287,10 @@ class _Call:
     def span(self, error: str | None) -> Span:
         """The call's span, with the error of forwarding it or else the provider's own."""
         content = self.inference.capture_content
-        why = error or self.answer.error
+        reported = self.answer.error
+        if reported is not None and not content:
+            reported = "the provider reported an error"
+        why = error or reported
         if why is None and self.status is not None and self.status >= 400:
             why = "the provider refused the request"
         if why is not None and self.status is not None and self.status >= 400:

@@ -106,7 +106,7 @@ class CoordinatorClient(RemoteCoordinator):
         error = report.error
         if error is not None and not isinstance(error, AglError):
             error = RolloutError(f"{type(error).__name__}: {error}")
-        await self._call("finish", lease, report=replace(report, error=error, text=report.traceback))
+        await self._call("finish", lease, report=replace(report, error=error, text=report.traceback(content=lease.capture_content)))
 
     async def _call(self, method: str, /, lease: Lease | None = None, **arguments: Any) -> Any:
         """Call a method; None if the coordinator no longer wants the attempt."""
