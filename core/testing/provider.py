@@ -157,7 +157,11 @@ def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str,
     if reply.status == 0:
         handler.close_connection = True
     elif reply.status != 200:
-        _send(handler, {"error": {"message": reply.content or f"scripted {reply.status}", "type": "scripted"}}, reply.status)
+        _send(
+            handler,
+            {"error": {"message": reply.content or f"scripted {reply.status}", "type": "scripted"}},
+            reply.status,
+        )
     elif path.endswith("/chat/completions"):
         _chat(handler, provider, body, reply)
     elif path.endswith("/responses"):

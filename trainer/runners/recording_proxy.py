@@ -35,6 +35,7 @@ from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, repl
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.responses import answer
+from agl.trainer.wire.methods import loads
 
 RECORDED_BYTES = 16 * 1024 * 1024
 """How much of an answer is recorded; all of it passes."""
@@ -157,7 +158,8 @@ class RecordingProxy:
         if "json" not in request.headers.get("content-type", ""):
             raise RequestError(415, "spans are taken as JSON: OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
         try:
-            body = json_value(await request.body(), request.headers, request.app.state.limits.json_depth)
+            # A tool's result may hold half of a character, which JSON can express and UTF-8 cannot.
+            body = json_value(await request.body(), request.headers, request.app.state.limits.json_depth, loads)
             spans = otlp.decode(body, rollout_id=self.inference.rollout_id, attempt=self.inference.attempt)
         except ValueError as error:
             raise RequestError(400, str(error)) from None

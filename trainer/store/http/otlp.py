@@ -28,11 +28,12 @@ from agl.extras import install_line
 from agl.mdp.spans import Event, Span
 from agl.tracing import otlp
 from agl.trainer.http.auth import Role
-from agl.trainer.http.limits import Limits, Refused, parse_json
+from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.responses import RETRY_SECONDS
 from agl.trainer.http.turns import body_in_turn
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig
+from agl.trainer.wire.methods import loads
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -171,7 +172,7 @@ def _decode(body: bytes, encoding: str, kind: str, max_bytes: int, depth: int) -
         body = _gunzip(body, max_bytes)
     elif encoding not in ("", "identity"):
         raise ValueError(f"content-encoding {encoding!r} is unknown; send gzip or none")
-    return list(otlp.decode_each(parse_json(body, depth)) if kind == JSON else _from_protobuf(body))
+    return list(otlp.decode_each(loads(body, depth)) if kind == JSON else _from_protobuf(body))
 
 
 def _gunzip(body: bytes, max_bytes: int) -> bytes:
