@@ -23,6 +23,7 @@ from agl import semconv
 from agl.errors import ConfigError, described
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
+from agl.tracing import otel_sdk
 from agl.tracing.system_prompts import SystemPrompts
 
 if TYPE_CHECKING:
@@ -171,20 +172,15 @@ def enclosing(kind: str) -> Scope | None:
 def provider() -> TracerProvider:
     """agl's tracer provider, of the spans that `start` opens.
 
-    Add span processors to it to export agl's spans elsewhere. Its resource is that of `OTEL_SERVICE_NAME` and
-    `OTEL_RESOURCE_ATTRIBUTES`; other detectors would block the event loop of the user, whose first call makes this.
+    Add span processors to it to export agl's spans elsewhere.
     """
-    from opentelemetry.sdk import resources
-    from opentelemetry.sdk.trace import TracerProvider
-
-    service = resources.Resource({resources.SERVICE_NAME: "agl"})
-    resource = service.merge(resources.OTELResourceDetector().detect())
-    return TracerProvider(resource=resource, shutdown_on_exit=False)
+    return otel_sdk.tracer_provider()
 
 
 @functools.cache
 def _open_span() -> type[OpenSpan]:
     """`OpenSpan`; OpenTelemetry's SDK is loaded with the first span."""
+    otel_sdk.load()
     from agl.tracing.open_span import OpenSpan
 
     return OpenSpan

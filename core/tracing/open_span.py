@@ -24,11 +24,11 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _PLAIN = frozenset({str, bool, int, float})
 _LOCK = threading.RLock()
 """For what the SDK's span does under its lock: names, statuses and events, which are rare."""
-_UNLIMITED = SpanLimits(**{
+UNLIMITED = SpanLimits(**{
     name: SpanLimits.UNSET
     for name in (
-        "max_span_attributes", "max_events", "max_links", "max_attribute_length", "max_span_attribute_length",
-        "max_event_attributes", "max_link_attributes",
+        "max_attributes", "max_span_attributes", "max_events", "max_links", "max_attribute_length",
+        "max_span_attribute_length", "max_event_attributes", "max_link_attributes",
     )
 })  # fmt: skip
 
@@ -64,7 +64,7 @@ class OpenSpan(Span):
             events=[],
             instrumentation_scope=_SCOPE,
         )
-        self._lock, self._limits = _LOCK, _UNLIMITED
+        self._lock, self._limits = _LOCK, UNLIMITED
         self._span_processor = provider._active_span_processor
         self._start_time = time_ns()
         self._span_processor.on_start(self)
