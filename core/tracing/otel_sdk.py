@@ -1,5 +1,5 @@
-"""OpenTelemetry's SDK for agl's own spans. The `OTEL_*` variables of the environment are for the program's: of them all,
-agl's spans heed those that name the service, and none can make its import fail, cut its spans or print a word.
+"""OpenTelemetry's SDK for agl's own spans. The `OTEL_*` variables of the environment are for the program's own: agl
+heeds those that name the service, and none can make the SDK's import fail, cut agl's spans or print a word.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ except urllib.error.HTTPError as error:
     (tmp_path / "program.py").write_text(text)
     done = launch(tmp_path, users(), "--", sys.executable, "-S", "program.py")
     assert done.stdout.startswith("400 ")
-    assert "it was not forwarded: set AZURE_OPENAI_ENDPOINT" in done.stdout
+    assert "It was not forwarded: set AZURE_OPENAI_ENDPOINT" in done.stdout
     assert facts(tmp_path)["calls"] == 0
 
 

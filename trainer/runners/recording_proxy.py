@@ -95,8 +95,8 @@ def provider_bases(environment: Mapping[str, str]) -> dict[str, str]:
 def client_variables(environment: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, str]:
     """The variables that point the clients of a program with this environment at `urls` (`provider_urls`).
 
-    OpenAI's Azure client for JavaScript reads OPENAI_BASE_URL, too: it raises if it is also given an endpoint, and sends
-    Azure's key there if it is not. Where `left_alone`, that variable is not set.
+    OpenAI's Azure client for JavaScript reads OPENAI_BASE_URL, too: it raises if it also has an endpoint, and sends
+    Azure's key there if it has none. Where `left_alone`, that variable is not set.
     """
     variables = {URLS[name]: url for name, url in urls.items() if name in URLS}
     if AZURE in urls:
@@ -116,7 +116,7 @@ def left_alone(environment: Mapping[str, str]) -> str | None:
         which += f" and, without {propagation.AZURE_URL}, of Azure"
     return (
         f"{which} are not recorded: with {', '.join(azure)} in the environment the program may have an Azure client, "
-        f"which fails with {propagation.OPENAI_URL}, so that was not set; set it to {PROVIDERS['openai']} if there is none"
+        f"which fails with {propagation.OPENAI_URL}. So that was not set; set it to {PROVIDERS['openai']} if it has none"
     )
 
 
@@ -413,8 +413,8 @@ def _refuse_azure(provider: str, base: str, request: Request) -> None:
     if is_azure and provider == "openai" and base == PROVIDERS["openai"]:
         raise RequestError(
             400,
-            f"this is a request of an Azure client, which {propagation.OPENAI_URL} of agl run has pointed here, and it was "
-            f"not forwarded: set {propagation.AZURE_URL} for agl run, to have it recorded, or AZURE_OPENAI_API_KEY, to "
+            f"this is a request of an Azure client, which {propagation.OPENAI_URL} of agl run has pointed here. It was not "
+            f"forwarded: set {propagation.AZURE_URL} for agl run, to have it recorded, or AZURE_OPENAI_API_KEY, to "
             "have it left alone",
             code="azure_client",
         )
