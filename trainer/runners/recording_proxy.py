@@ -27,6 +27,7 @@ from starlette.routing import Route
 from agl import semconv
 from agl.mdp.spans import Span
 from agl.messages import google
+from agl.rewards.emit import evaluated
 from agl.tracing import otlp, propagation
 from agl.tracing.inferred import SpanInference
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results
@@ -116,7 +117,7 @@ def left_alone(environment: Mapping[str, str]) -> str | None:
         which += f" and, without {propagation.AZURE_URL}, of Azure"
     return (
         f"{which} are not recorded: with {', '.join(azure)} in the environment the program may have an Azure client, "
-        f"which fails with {propagation.OPENAI_URL}. So that was not set; set it to {PROVIDERS['openai']} if it has none"
+        f"which fails with {propagation.OPENAI_URL}. It was not set; set it to {PROVIDERS['openai']} if there is none"
     )
 
 
@@ -204,7 +205,7 @@ class RecordingProxy:
             spans = otlp.decode(body, rollout_id=self.inference.rollout_id, attempt=self.inference.attempt)
         except ValueError as error:
             raise RequestError(400, str(error)) from None
-        await self.store.add_spans(spans)
+        await self.store.add_spans([*spans, *evaluated(spans)])
         return answer({})
 
     async def _forward(self, request: Request, provider: str) -> Response:
@@ -413,8 +414,8 @@ def _refuse_azure(provider: str, base: str, request: Request) -> None:
     if is_azure and provider == "openai" and base == PROVIDERS["openai"]:
         raise RequestError(
             400,
-            f"this is a request of an Azure client, which {propagation.OPENAI_URL} of agl run has pointed here. It was not "
-            f"forwarded: set {propagation.AZURE_URL} for agl run, to have it recorded, or AZURE_OPENAI_API_KEY, to "
+            f"this is a request of an Azure client, which {propagation.OPENAI_URL} of agl run has pointed here. It was "
+            f"not forwarded: set {propagation.AZURE_URL} for agl run, to have it recorded, or AZURE_OPENAI_API_KEY, to "
             "have it left alone",
             code="azure_client",
         )
