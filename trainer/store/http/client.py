@@ -172,14 +172,20 @@ class HttpStore(Store):
 
     async def add_spans(self, spans: Sequence[Span]) -> None:
         """As `Store.add_spans`, in batches: a span that the server refuses loses no other one, and is named."""
-        outbox = Outbox(spans)
+        outbox, refusal, stored = Outbox(spans), None, False
         while batch := outbox.next():
             try:
                 await self._call("add_spans", spans=batch)
+                stored = True
             except StoreError as error:
                 if isinstance(error, AttemptOverError | NotStoredError) or self._connection.unreachable:
                     raise
+                # What is no JSON value is the caller's error.
+                self._encode({"spans": batch})
                 outbox.refused(batch, error)
+                refusal = error
+        if refusal is not None and not stored:
+            raise refusal
         for lost in outbox.lost:
             log.warning("the store does not take %s", lost)
 
