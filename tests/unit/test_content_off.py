@@ -57,6 +57,19 @@ def emits() -> None:
         looks_up()
 
 
+def emits_by_03s_names() -> None:
+    import agl.compat as al
+
+    @al.operation
+    def reading(about: str) -> str:
+        return f"read {about}"
+
+    al.emit_message(SECRET)
+    al.emit_object({"about": SECRET})
+    al.emit_exception(LookupError(SECRET))
+    reading(SECRET)
+
+
 def stored(
     directory: Path, body: Callable[[], None], *, content: bool, reward: Any = 1.0, error_reward: float | None = None
 ) -> bytes:
@@ -81,7 +94,7 @@ def stored(
     return b"".join(p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file())
 
 
-@pytest.mark.parametrize("body", [looks_up, validates, chains, groups, emits])
+@pytest.mark.parametrize("body", [looks_up, validates, chains, groups, emits, emits_by_03s_names])
 @pytest.mark.parametrize("error_reward", [None, 0.0], ids=["fails", "error_reward"])
 def test_the_store_has_no_text(body: Callable[[], None], error_reward: float | None, tmp_path: Path) -> None:
     assert SECRET.encode() in stored(tmp_path / "on", body, content=True, error_reward=error_reward)
