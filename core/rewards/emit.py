@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import json
 import math
@@ -15,7 +14,7 @@ from typing import Any
 
 from agl import semconv, tracing
 from agl.errors import RewardError
-from agl.mdp.spans import Event, Span, recorded
+from agl.mdp.spans import Span
 from agl.mdp.types import Reward
 
 
@@ -131,45 +130,6 @@ def evaluation(reward: Reward, call_id: str | None = None) -> dict[str, Any]:
     if reward.explanation is not None:
         facts[semconv.EVALUATION_EXPLANATION] = reward.explanation
     return facts if call_id is None else {**facts, semconv.RESPONSE_ID: call_id}
-
-
-def evaluated(received: Sequence[Span]) -> list[Span]:
-    """The rewards that spans of other tracers report by OpenTelemetry's `gen_ai.evaluation.result` events, as spans.
-
-    Those of a span count as `as_rewards` has it for a dict; where that cannot tell which one does, none counts towards
-    returns. An event without a number, such as one with a label alone, is none.
-    """
-    rewards: list[Span] = []
-    for span in received:
-        if span.operation == semconv.REWARD:
-            continue
-        events: dict[str, Event] = {}
-        for event in span.events:
-            if event.name == semconv.EVALUATION and _is_number(event.attributes.get(semconv.EVALUATION_SCORE)):
-                events[str(event.attributes.get(semconv.EVALUATION_NAME) or "reward")] = event
-        if not events:
-            continue
-        scores = {name: event.attributes[semconv.EVALUATION_SCORE] for name, event in events.items()}
-        try:
-            found = as_rewards(scores, source="emit")
-        except RewardError:
-            found = tuple(Reward(name, float(score), "emit", primary=False) for name, score in scores.items())
-        rewards += [_reward_span(span, reward, events[reward.name]) for reward in found]
-    return rewards
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _reward_span(span: Span, reward: Reward, event: Event) -> Span:
-    explanation = event.attributes.get(semconv.EVALUATION_EXPLANATION)
-    reward = replace(reward, explanation=None if explanation is None else str(explanation))
-    # The same span that is received twice gives the same reward.
-    identity = hashlib.blake2b(f"{span.span_id}/{reward.name}".encode(), digest_size=8).hexdigest()
-    facts = {**reward.attributes, semconv.REWARD_CALL: event.attributes.get(semconv.RESPONSE_ID)}
-    where = {"parent_id": span.span_id, "span_id": identity, "start": event.time, "end": event.time}
-    return recorded(span, semconv.REWARD, reward.name, span.agent or "", facts, **where)
 
 
 def only_last(spans: Sequence[Span]) -> tuple[Span, ...]:

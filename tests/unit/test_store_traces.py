@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
 import math
@@ -30,7 +31,8 @@ from store_server import KEYS, OPERATOR, RUNNER, ServedStore, served
 
 from agl import semconv
 from agl.errors import StoreError
-from agl.mdp.spans import Span
+from agl.mdp.evaluations import evaluated
+from agl.mdp.spans import Event, Span
 from agl.mdp.types import Reward
 from agl.tracing import otlp
 from agl.trainer.http.limits import Limits
@@ -223,6 +225,17 @@ def test_evaluation_events_are_rewards(server: ServedStore) -> None:
     assert rewards["helpful"].span_id == f"{root.get_span_context().span_id:016x}"
     calls = {s.attributes.get(semconv.REWARD_CALL) for s in spans if s.name in ("reward a", "reward b")}
     assert calls == {"resp-1"}
+
+
+def test_evaluations_that_are_no_numbers_are_none() -> None:
+    def reported(name: Any, value: Any) -> Event:
+        return Event(semconv.EVALUATION, 1.0, {semconv.EVALUATION_NAME: name, semconv.EVALUATION_SCORE: value})
+
+    values = [("a", "0.5"), ("b", math.inf), ("c", 10**400), ("d", None), ("e", [1]), ("half \ud83d", True)]
+    graded = Span("ab" * 16, "cd" * 8, None, "ro", 1, "n", 0.0, 1.0, events=tuple(reported(*v) for v in values))
+    [reward] = evaluated([graded])
+    assert (reward.attributes[semconv.REWARD_VALUE], reward.attributes[semconv.REWARD_PRIMARY]) == (1.0, True)
+    assert evaluated([reward, dataclasses.replace(graded, attributes={semconv.OPERATION_NAME: semconv.REWARD})]) == []
 
 
 def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: ServedStore) -> None:

@@ -25,9 +25,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agl import semconv
+from agl.mdp.evaluations import evaluated
 from agl.mdp.spans import Span
 from agl.messages import google
-from agl.rewards.emit import evaluated
 from agl.tracing import otlp, propagation
 from agl.tracing.inferred import SpanInference
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings, tool_results

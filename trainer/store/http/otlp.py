@@ -28,9 +28,9 @@ from starlette.routing import Route
 from agl import semconv
 from agl.errors import StoreError, UnreadableMessageError
 from agl.extras import install_line
+from agl.mdp.evaluations import evaluated
 from agl.mdp.spans import Event, Span
 from agl.messages import read
-from agl.rewards.emit import evaluated
 from agl.tracing import otlp
 from agl.trainer.http.auth import Role
 from agl.trainer.http.limits import Limits, Refused
