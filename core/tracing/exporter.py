@@ -58,7 +58,7 @@ class BackgroundSpanExporter:
 
     Args:
         open_sink: makes the sink, in the thread that uses it, when there is something to send.
-        report: called with the reason when spans are lost; after `REPORTED` times only once more, at the end.
+        report: called once for each reason for which spans are lost; after `REPORTED` only once more, at the end.
     """
 
     def __init__(self, open_sink: Callable[[], SpanSink], report: Callable[[str], None]) -> None:
@@ -76,7 +76,7 @@ class BackgroundSpanExporter:
         self._reachable = True
         self._sink: SpanSink | None = None
         self._thread: threading.Thread | None = None
-        self._losses = 0
+        self._losses: set[str] = set()
 
     def put(self, item: Span | _End) -> None:
         """Queue a span; does not block."""
@@ -110,8 +110,8 @@ class BackgroundSpanExporter:
             self.put(_End(error))
         if not self.flush():
             self._lost(f"the last {self._unsent} spans could not be sent in time")
-        if self._losses > REPORTED:
-            self._report(f"{self._losses} losses in all")
+        if len(self._losses) > REPORTED:
+            self._report(f"{len(self._losses)} losses in all")
 
     def _start(self) -> None:
         with self._lock:
@@ -184,9 +184,10 @@ class BackgroundSpanExporter:
             self._idle.notify_all()
 
     def _lost(self, why: str) -> None:
-        self._losses += 1
-        if self._losses <= REPORTED:
-            self._report(why)
+        if why not in self._losses:
+            self._losses.add(why)
+            if len(self._losses) <= REPORTED:
+                self._report(why)
 
     def _after_fork(self) -> None:
         """In a forked child: the parent's threads do not exist here, and the parent sends its own spans."""

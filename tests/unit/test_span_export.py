@@ -92,21 +92,30 @@ def test_a_span_that_is_refused_is_named_and_loses_no_other() -> None:
     )
 
 
+def test_of_many_losses_the_first_are_named_and_all_counted() -> None:
+    reports = sent(Sink(lambda _: ValueError("no")), [span(n) for n in range(exporting.REPORTED + 3)])
+    named = [report.partition(" (")[0] for report in reports]
+    assert named == [
+        *(f"span 'chat {n}'" for n in range(exporting.REPORTED)),
+        f"{exporting.REPORTED + 3} losses in all",
+    ]
+
+
 def test_a_destination_that_is_lost_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(exporting.time, "sleep", pauses.append)
     sink = Sink(lambda _: ConnectionRefusedError("gone"))
     reports = sent(sink, [span(n, BATCH_BYTES) for n in range(8)])
     assert pauses == [*exporting.RETRIES]
-    assert reports == ["gone"] * exporting.REPORTED + ["8 losses in all"]
+    assert reports == ["gone"]
 
 
 def test_spans_that_wait_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporting, "WAITING_BYTES", 1000)
     sink = Sink()
     reports = sent(sink, [span(0, 2000), *(span(n, 300) for n in range(1, 6))])
-    assert len(reports) == 5
-    assert "1000 bytes" in reports[0]
+    [report] = reports
+    assert "1000 bytes" in report
     assert [*sink.taken] == [["chat 0"], ["end: None"]]
 
 
