@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -154,12 +155,28 @@ class HubError(AglError):
     """The Hugging Face hub or PyPI refuses a request, or cannot be reached."""
 
 
-def described(error: BaseException) -> str:
-    """`Type: message`; the type alone of an exception whose message cannot be had."""
+def described(error: BaseException, *, content: bool = True) -> str:
+    """`Type: message`; the type alone without `content`, and of an exception whose message cannot be had."""
+    if not content:
+        return type(error).__qualname__
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
         return type(error).__name__
+
+
+def outlined(error: BaseException) -> str:
+    """The traceback of an exception and of its causes, without their messages and the lines of source code."""
+    parts: list[str] = []
+    raised: BaseException | None = error
+    seen: set[int] = set()
+    while raised is not None and id(raised) not in seen:
+        seen.add(id(raised))
+        frames = traceback.extract_tb(raised.__traceback__)
+        places = [f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}' for frame in frames]
+        parts.append("\n".join([*places, described(raised, content=False)]))
+        raised = raised.__cause__ or (None if raised.__suppress_context__ else raised.__context__)
+    return "\n\n".join(reversed(parts))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

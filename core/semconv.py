@@ -117,3 +117,23 @@ MEMORY_SCORES: Final = "agl.memory.scores"
 MEMORY_NAMESPACE: Final = "agl.memory.namespace"
 MEMORY_TEXT: Final = "agl.memory.text"
 """On writes: JSON of the namespace, if not the agent's own; what searches read, if not the value's texts."""
+
+TEXTS: Final = frozenset(
+    {
+        INPUT_MESSAGES,
+        OUTPUT_MESSAGES,
+        SYSTEM_INSTRUCTIONS,
+        TOOL_DEFINITIONS,
+        TOOL_CALL_ARGUMENTS,
+        TOOL_CALL_RESULT,
+        EVALUATION_EXPLANATION,
+        SYSTEM_PROMPT_LEFT,
+        VALUE,
+        OUTPUT,
+        MEMORY_QUERY,
+        MEMORY_TEXT,
+        "exception.message",
+        "exception.stacktrace",
+    }
+)
+"""Attributes of spans and events that hold texts; with `capture_content=False` none is recorded."""

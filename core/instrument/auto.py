@@ -9,6 +9,8 @@ Invariant: nothing here breaks the program; a failure is reported in one line on
 from __future__ import annotations
 
 import atexit
+import contextlib
+import functools
 import http.client
 import importlib
 import json
@@ -19,7 +21,7 @@ import time
 import urllib.parse
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,10 @@ from agl.agents.registry import adapters, switch_on
 from agl.errors import described
 from agl.extras import install_line
 from agl.mdp.selection import select
-from agl.mdp.spans import Span
+from agl.mdp.spans import Span, without_texts
 from agl.texts import printable
 from agl.tracing import otlp
+from agl.tracing.batches import text_bytes
 from agl.tracing.exporter import BackgroundSpanExporter, SpanSink
 from agl.tracing.import_hooks import when_imported
 from agl.tracing.propagation import AttemptEnvironment, from_environment
@@ -39,7 +42,10 @@ from agl.tracing.threads import carried_across_threads
 
 SEND_SECONDS = 10.0
 KEPT_SPANS = 1000
-"""Finished spans of the process that adapters can look up."""
+KEPT_BYTES = 8 * 1024 * 1024
+"""Finished spans of the process that adapters can look up, and the bytes of the texts that they still have."""
+TRY_LATER = frozenset({408, 425, 429, 502, 503, 504})
+"""Statuses after which the same request can succeed."""
 
 
 class Instrumentor:
@@ -97,7 +103,7 @@ class _Program:
             if attempt.prompts is not None:
                 self.rollout.system_prompts = replacements(load_prompts(attempt.prompts))
         self.rollout.prompts = True
-        self.rollout.spans = deque(maxlen=KEPT_SPANS)
+        self.rollout.spans = RecentSpans()
         self.rollout.on_span_end = self.exporter.put
 
     def begin(self) -> None:
@@ -109,6 +115,7 @@ class _Program:
         os.register_at_fork(after_in_child=self._after_fork)
         self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
         atexit.register(self._exit)
+        _call_before_process_ends(self.exporter.flush)
         disabled = {n.strip() for n in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
         for name, tracer in adapters().items():
             if f"agl_{name}" not in disabled:
@@ -159,7 +166,8 @@ class _Program:
             tracing.end(self._root, error=self.error)
             tracing.close(self.rollout)
             error = self.error
-            self.exporter.finish(None if error is None else described(error))
+            content = self.rollout.capture_content
+            self.exporter.finish(None if error is None else described(error, content=content))
         except Exception as raised:
             _report(f"spans of this program are lost: {type(raised).__name__}: {raised}")
 
@@ -167,6 +175,33 @@ class _Program:
         """Open scopes belong to the parent process, which ends them; spans made here still lie within them."""
         self._lock = threading.RLock()
         self.rollout.open = {}
+        # With a lock of this process: a thread of the parent may hold the other one.
+        self.rollout.spans = RecentSpans(self.rollout.spans)
+
+
+class RecentSpans(deque[Span]):
+    """The last finished spans. Beyond `KEPT_BYTES`, the oldest are kept without their texts."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        super().__init__(maxlen=KEPT_SPANS)
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._whole: deque[int] = deque()
+        """The sizes of the newest spans: those that still have their texts."""
+        for span in spans:
+            self.append(span)
+
+    def append(self, span: Span) -> None:
+        """Add a span."""
+        with self._lock:
+            super().append(span)
+            self._whole.append(text_bytes(span))
+            self._bytes += self._whole[-1]
+            while self._bytes > KEPT_BYTES or len(self._whole) > KEPT_SPANS:
+                oldest = len(self) - len(self._whole)
+                self._bytes -= self._whole.popleft()
+                if oldest >= 0:
+                    self[oldest] = without_texts(self[oldest])
 
 
 class _HttpSink:
@@ -184,6 +219,8 @@ class _HttpSink:
             connection.request("POST", self._path, json.dumps(otlp.encode(spans)), self._headers)
             response = connection.getresponse()
             response.read()
+            if response.status in TRY_LATER:
+                raise ConnectionError(f"agl run answered {response.status} {response.reason}")
             if response.status != 200:
                 raise RuntimeError(f"agl run answered {response.status} {response.reason}")
         finally:
@@ -191,6 +228,22 @@ class _HttpSink:
 
     def finish(self, error: str | None) -> None:
         """`agl run` sees the program's end itself."""
+
+
+def _call_before_process_ends(flush: Callable[[], object]) -> None:
+    """Call `flush` before what ends a process without `atexit`: a forked child's `os._exit`, another program."""
+    for name in ("_exit", "execv", "execve"):
+        setattr(os, name, _after(flush, getattr(os, name)))
+
+
+def _after(first: Callable[[], object], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):
+            first()
+        return function(*args, **kwargs)
+
+    return both
 
 
 def _report(text: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agl import semconv
@@ -110,6 +110,13 @@ def recorded(
     ids = of.trace_id, span_id or secrets.token_hex(8), parent_id, of.rollout_id, of.attempt
     status = "unset" if error is None else "error"
     return Span(*ids, f"{kind} {name}".strip(), start, end, status, error, facts, events)
+
+
+def without_texts(span: Span) -> Span:
+    """The span without what a rollout with `capture_content=False` does not record; its events are left out."""
+    kept = {name: value for name, value in span.attributes.items() if name not in semconv.TEXTS}
+    kind = kept.get(semconv.ERROR_TYPE)
+    return replace(span, status_message=None if kind is None else str(kind), attributes=kept, events=())
 
 
 def from_otel(span: ReadableSpan) -> Span:

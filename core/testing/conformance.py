@@ -599,6 +599,32 @@ class Conformance(OpenCalls):
         if "response_facts" not in subject.gaps:
             assert of(rollout, semconv.CHAT)[0].attributes[semconv.RESPONSE_ID]
 
+    @capability("captured text can be switched off: of an error the type alone is recorded")
+    @pytest.mark.parametrize("what", ["a tool raises", "a tool reports", "the provider refuses", "a stream breaks off"])
+    def test_of_an_error_without_content_the_type_alone_is_recorded(
+        self, subject: Subject, what: str, provider: Provider
+    ) -> None:
+        refusal, streams = "you asked: patient 7", [way for way in ways(subject) if "stream" in way]
+        if what == "a tool reports" and ("tool_reports" in subject.gaps or not subject.traces_tools):
+            pytest.skip(f"{subject.name}'s tools can but raise")
+        if not streams and what == "a stream breaks off":
+            pytest.skip(f"{subject.name} does not stream")
+        agent = (subject.reporting if what == "a tool reports" else subject.agent)(provider.url, "solver")
+        way = (streams if what == "a stream breaks off" else ways(subject))[0]
+        provider.script = {
+            "the provider refuses": lambda body: Reply(refusal, status=400),
+            "a stream breaks off": lambda body: Reply("patient 7", fails=True),
+        }.get(what, subject.script(a=-1))
+        rollout = context(subject)
+        rollout.capture_content, rollout.prompts = False, True
+        raised = raised_in(rollout, subject, agent, way)
+        recorded = json.dumps([dataclasses.asdict(s) for s in rollout.spans], default=str)
+        texts = ("a is negative", NO_NUMBERS, "scripted failure", "patient 7", ASK)
+        assert [text for text in texts if text in recorded] == []
+        failed = [s for s in rollout.spans if s.status == "error"]
+        assert failed or raised is None
+        assert [s.status_message for s in failed] == [s.attributes.get(semconv.ERROR_TYPE) for s in failed]
+
 
 def raised_in(rollout: RolloutContext, subject: Subject, agent: Any, way: str) -> Exception | None:
     """The exception with which the agent's run leaves the rollout."""

@@ -44,6 +44,8 @@ class Seen:
 class Reply:
     """What to answer: text, tool calls as (name, arguments), an HTTP error status, or (status 0) nothing at all.
 
+    An error's message is `content`, if there is one.
+
     `fails`: a stream that ends in an error event instead. `reasoning`: what the model thinks first, as far as the API
     shows it. `holds`: a stream sends its last event only once this is set. A tool `space/name` is one of a namespace
     (Responses).
@@ -157,7 +159,11 @@ def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str,
     if reply.status == 0:
         handler.close_connection = True
     elif reply.status != 200:
-        _send(handler, {"error": {"message": f"scripted {reply.status}", "type": "scripted"}}, reply.status)
+        _send(
+            handler,
+            {"error": {"message": reply.content or f"scripted {reply.status}", "type": "scripted"}},
+            reply.status,
+        )
     elif path.endswith("/chat/completions"):
         _chat(handler, provider, body, reply)
     elif path.endswith("/responses"):

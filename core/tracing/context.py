@@ -23,6 +23,7 @@ from agl import semconv
 from agl.errors import ConfigError, described
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
+from agl.tracing import otel_sdk
 from agl.tracing.system_prompts import SystemPrompts
 
 if TYPE_CHECKING:
@@ -177,20 +178,15 @@ def model_call() -> Scope | None:
 def provider() -> TracerProvider:
     """agl's tracer provider, of the spans that `start` opens.
 
-    Add span processors to it to export agl's spans elsewhere. Its resource is that of `OTEL_SERVICE_NAME` and
-    `OTEL_RESOURCE_ATTRIBUTES`; other detectors would block the event loop of the user, whose first call makes this.
+    Add span processors to it to export agl's spans elsewhere.
     """
-    from opentelemetry.sdk import resources
-    from opentelemetry.sdk.trace import TracerProvider
-
-    service = resources.Resource({resources.SERVICE_NAME: "agl"})
-    resource = service.merge(resources.OTELResourceDetector().detect())
-    return TracerProvider(resource=resource, shutdown_on_exit=False)
+    return otel_sdk.tracer_provider()
 
 
 @functools.cache
 def _open_span() -> type[OpenSpan]:
     """`OpenSpan`; OpenTelemetry's SDK is loaded with the first span."""
+    otel_sdk.load()
     from agl.tracing.open_span import OpenSpan
 
     return OpenSpan
@@ -263,7 +259,7 @@ def _start_span(
         semconv.ATTEMPT: rollout.attempt,
         **(attributes or {}),
     }
-    return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts)
+    return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts, content=rollout.capture_content)
 
 
 def root(rollout: RolloutContext, traceparent: str | None = None, *, began: float | None = None) -> Scope:
@@ -307,7 +303,7 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
 
     Args:
         scope: the scope to end.
-        error: recorded as an exception event and as the span's status.
+        error: recorded as an exception event and as the span's status; its type alone without `capture_content`.
         attributes: set before the span ends.
     """
     rollout = scope.rollout
@@ -318,9 +314,10 @@ def end(scope: Scope, *, error: BaseException | str | None = None, attributes: M
     if attributes:
         span.set_attributes(attributes)
     if error is not None:
-        span.set_status(Status(StatusCode.ERROR, error if isinstance(error, str) else described(error)))
         if isinstance(error, BaseException):
             span.set_attribute(semconv.ERROR_TYPE, type(error).__qualname__)
+        span.set_status(Status(StatusCode.ERROR, error if isinstance(error, str) else described(error)))
+        if isinstance(error, BaseException):
             # Some exceptions have no message that can be had.
             with contextlib.suppress(Exception):
                 span.record_exception(error)

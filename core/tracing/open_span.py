@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanLimits, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+from opentelemetry.trace import NonRecordingSpan, SpanContext, Status, StatusCode, TraceFlags
 
+from agl import semconv
 from agl.mdp import spans as plain
 
 _SCOPE = InstrumentationScope("agl")
@@ -24,11 +25,11 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _PLAIN = frozenset({str, bool, int, float})
 _LOCK = threading.RLock()
 """For what the SDK's span does under its lock: names, statuses and events, which are rare."""
-_UNLIMITED = SpanLimits(**{
+UNLIMITED = SpanLimits(**{
     name: SpanLimits.UNSET
     for name in (
-        "max_span_attributes", "max_events", "max_links", "max_attribute_length", "max_span_attribute_length",
-        "max_event_attributes", "max_link_attributes",
+        "max_attributes", "max_span_attributes", "max_events", "max_links", "max_attribute_length",
+        "max_span_attribute_length", "max_event_attributes", "max_link_attributes",
     )
 })  # fmt: skip
 
@@ -38,11 +39,20 @@ class OpenSpan(Span):
 
     Args:
         parent: of the parent span; None for a root. attributes: as for `set_attributes`.
+        content: whether texts are recorded. Without it neither attributes nor events hold any of `semconv.TEXTS`, and
+            the status of an error is described by the error's type alone, whoever sets them.
     """
 
     def __init__(
-        self, provider: TracerProvider, name: str, parent: SpanContext | None, attributes: Mapping[str, Any]
+        self,
+        provider: TracerProvider,
+        name: str,
+        parent: SpanContext | None,
+        attributes: Mapping[str, Any],
+        *,
+        content: bool = True,
     ) -> None:
+        self._content = content
         ids = provider.id_generator
         trace_id = ids.generate_trace_id() if parent is None else parent.trace_id
         ReadableSpan.__init__(
@@ -51,11 +61,11 @@ class OpenSpan(Span):
             SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED),
             parent,
             provider.resource,
-            attributes=_checked(attributes),
+            attributes=_checked(self._kept(attributes)),
             events=[],
             instrumentation_scope=_SCOPE,
         )
-        self._lock, self._limits = _LOCK, _UNLIMITED
+        self._lock, self._limits = _LOCK, UNLIMITED
         self._span_processor = provider._active_span_processor
         self._start_time = time_ns()
         self._span_processor.on_start(self)
@@ -64,11 +74,28 @@ class OpenSpan(Span):
         """Add attributes. Those that are None are left out; so are values that OpenTelemetry has no type for, which it
         reports."""
         if self._end_time is None:
-            self._attributes.update(_checked(attributes))  # type: ignore[union-attr]
+            self._attributes.update(_checked(self._kept(attributes)))  # type: ignore[union-attr]
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Add an attribute."""
         self.set_attributes({key: value})
+
+    def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
+        """Add an event."""
+        super().add_event(name, self._kept(attributes or {}), timestamp)
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """Set the status."""
+        if not self._content:
+            code = status.status_code if isinstance(status, Status) else status
+            kind = (self._attributes or {}).get(semconv.ERROR_TYPE) if code is StatusCode.ERROR else None
+            status, description = Status(code, None if kind is None else str(kind)), None
+        super().set_status(status, description)
+
+    def _kept(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+        if self._content:
+            return attributes
+        return {name: value for name, value in attributes.items() if name not in semconv.TEXTS}
 
     def end(self, end_time: int | None = None) -> None:
         """End the span; a second call does nothing."""

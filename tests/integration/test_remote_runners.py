@@ -15,6 +15,7 @@ from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, unt
 from starlette.requests import Request
 
 import agl
+from agl import semconv
 from agl.agents.agent import as_agent
 from agl.errors import AglError, ConfigError, RolloutError, StoreError
 from agl.mdp.selection import select
@@ -115,6 +116,43 @@ async def test_a_rollout_executed_elsewhere_comes_back_whole(tmp_path: Path) -> 
         spans = await store.query_spans(result.rollout.rollout_id)
         assert {s.operation for s in spans} >= {"invoke_agent", "chat", "reward"}
         assert (await store.get_rollout(result.rollout.rollout_id)).status == "succeeded"
+    await served.stop()
+    await store.close()
+
+
+@agl.rollout
+async def says_much(task: Any) -> float:
+    for n in range(12):
+        agl.emit_message(f"{n} " + "x" * 400_000)
+    agl.emit_message("y" * 2_000_000)
+    agl.emit_message("half \ud83d")
+    agl.emit_reward({"length": 0.5})
+    return 1.0
+
+
+@in_loop
+async def test_a_report_of_any_size_arrives_and_one_span_too_large_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AGL_LIMIT_BODY_BYTES", "1000000")
+    store = await open_store(str(tmp_path / "s.db"))
+    served = ServedPolicy(store, routed=False)
+    url = await served.start()
+    [rollout] = await store.enqueue_rollouts([NewRollout({})])
+    end = asyncio.Event()
+    working = asyncio.ensure_future(run_worker(as_agent(says_much), url, n_workers=1, until=end))
+    await until(lambda: len(served.results) == 1)
+    end.set()
+    await working
+    [result] = served.results
+    assert result.error is None
+    assert result.attempt_trajectory is not None
+    assert result.attempt_trajectory.reward == 1.5
+    texts = [s.attributes[semconv.VALUE] for s in await store.query_spans(rollout.rollout_id) if s.name == "message"]
+    assert sorted(str(text)[:6] for text in texts) == sorted([*(f"{n} xxxxx"[:6] for n in range(12)), "half \ud83d"])
+    [lost] = [r.getMessage() for r in caplog.records if "does not take" in r.getMessage()]
+    assert "span 'message' (" in lost
+    assert "AGL_LIMIT_BODY_BYTES" in lost
     await served.stop()
     await store.close()
 

@@ -224,6 +224,43 @@ if __name__ == "__main__":
     assert len({s["trace_id"] for s in spans}) == 1
 
 
+def test_what_would_lose_spans_loses_none(provider: Provider, tmp_path: Path) -> None:
+    """Halves of characters, children that end without cleaning up or become other programs, and a body's limit that
+    few spans fit into together."""
+    provider.script = lambda body: Reply("ok")
+    text = (
+        ASKS
+        + """
+def fork(end):
+    if os.fork() == 0:
+        ask(end.__name__)
+        end()
+    os.wait()
+fork(lambda: os._exit(0))
+fork(lambda: os.execv(sys.executable, [sys.executable, "-c", "pass"]))
+fork(lambda: os.execvp("true", ["true"]))
+import agl
+with agl.operation("half \\ud83d of a character"):
+    agl.emit_message("\\ud83d and \\u2028")
+threads = [threading.Thread(target=ask, args=(f"image {n} " + "x" * 400_000,)) for n in range(12)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+ask("y" * 2_000_000)
+os._exit(0)
+"""
+    )
+    done = _python(environment(provider, AGL_LIMIT_BODY_BYTES="1000000"), tmp_path, text)
+    assert done.returncode == 0, done.stderr
+    (lost, *_) = [line for line in done.stderr.splitlines() if "lost" in line]
+    assert lost.startswith("agl: spans of this program are lost: span 'chat m' (")
+    assert "413" in lost
+    spans = trace(tmp_path)
+    asked = [json.loads(s["attributes"][semconv.INPUT_MESSAGES])[0]["parts"][0]["content"] for s in chats(spans)]
+    assert sorted(text[:8] for text in asked) == sorted(["<lambda>"] * 3 + [f"image {n} "[:8] for n in range(12)])
+    (message,) = [s for s in spans if s["attributes"][semconv.OPERATION_NAME] == semconv.MESSAGE]
+    assert message["attributes"][semconv.VALUE] == "\ud83d and \u2028"
+
+
 def test_texts_are_left_out_on_request(provider: Provider, tmp_path: Path) -> None:
     env = environment(provider, AGL_CAPTURE_CONTENT="0")
     done = launch(tmp_path, env, "--", sys.executable, PROGRAMS / "bare_openai.py", "--stream")
@@ -231,6 +268,29 @@ def test_texts_are_left_out_on_request(provider: Provider, tmp_path: Path) -> No
     assert not holds(tmp_path / "agl-runs", "2 + 3")
     assert not holds(tmp_path / "agl-runs", "sum 5")
     assert len(chats(trace(tmp_path))) == 2
+
+
+@pytest.mark.parametrize("how", ["agl run", "opentelemetry-instrument"])
+def test_texts_of_errors_and_arguments_are_left_out_on_request(how: str, provider: Provider, tmp_path: Path) -> None:
+    if how != "agl run" and importlib.util.find_spec("opentelemetry.instrumentation") is None:
+        pytest.skip("opentelemetry-instrumentation is not installed")
+    provider.script = lambda body: Reply("you asked: patient 7", status=400)
+    env = environment(provider, AGL_CAPTURE_CONTENT="0")
+    text = ASKS + "import agl\nagl.emit_message('patient 8')\nask('patient 9' + sys.argv[1])"
+    if how == "agl run":
+        done = _python(env, tmp_path, text, "patient 10")
+    else:
+        (tmp_path / "program.py").write_text(text)
+        done = instrumented(tmp_path, env, sys.executable, "program.py", "patient 10")
+    assert "BadRequestError: Error code: 400 - you asked: patient 7" in done.stderr
+    assert not holds(tmp_path / "agl-runs", "patient")
+    (one,) = listed(tmp_path)
+    assert (one["status"], one["task"]["command"].endswith(" ...")) == ("failed", True)
+    assert "patient" not in show(tmp_path, "trace", "show", one["rollout_id"])
+    assert outline(trace(tmp_path)) == ["agent program", "  message", "  chat", "  exception BadRequestError"]
+    assert {s["status_message"] for s in trace(tmp_path) if s["status"] == "error" and s["parent_id"]} == {
+        "BadRequestError"
+    }
 
 
 def test_a_key_in_the_command_line_is_not_kept(provider: Provider, tmp_path: Path) -> None:

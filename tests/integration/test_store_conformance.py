@@ -679,6 +679,18 @@ def test_spans_come_back_by_start_time(store: Store) -> None:
     asyncio.run(scenario())
 
 
+def test_spans_are_moved_to_another_rollout(store: Store) -> None:
+    async def scenario() -> None:
+        await store.add_spans([span("r", 1, start=1.0, end=2.0), span("other", 2, start=1.0, end=2.0)])
+        await store.move_spans("r", "s", 3)
+        await store.move_spans("nobody", "s", 3)
+        assert await store.query_spans("r") == []
+        assert await store.query_spans("s", 3) == [span("s", 1, start=1.0, end=2.0, attempt=3)]
+        assert len(await store.query_spans("other")) == 1
+
+    asyncio.run(scenario())
+
+
 def test_one_bad_write_among_concurrent_ones_fails_alone(store: Store) -> None:
     async def scenario() -> None:
         good = [store.add_spans([span("r", n, start=float(n), end=9.0)]) for n in range(4)]

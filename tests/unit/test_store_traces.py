@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +29,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import StatusCode
 from store_server import KEYS, OPERATOR, RUNNER, ServedStore, served
 
-from agl.mdp.spans import Span
+from agl import semconv
+from agl.errors import StoreError
+from agl.mdp.evaluations import evaluated
+from agl.mdp.spans import Event, Span
+from agl.mdp.types import Reward
 from agl.tracing import otlp
 from agl.trainer.http.limits import Limits
 from agl.trainer.store import open_store
@@ -127,6 +133,109 @@ def test_a_trace_whose_root_failed_has_failed(server: ServedStore) -> None:
     rollout, spans = look(server, f"trace-{root.get_span_context().trace_id:032x}")
     assert rollout.status == "failed"
     assert spans[0].events[0].name == "exception"
+
+
+def chat(tracer: Any, question: str, **attributes: Any) -> Any:
+    """A finished `chat` span, as OpenTelemetry's conventions have it."""
+    sent = [{"role": "user", "parts": [{"type": "text", "content": question}]}]
+    facts = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(sent), **attributes}
+    with tracer.start_as_current_span("chat m", attributes=facts) as span:
+        pass
+    return span
+
+
+def test_a_traces_task_is_what_was_asked_first(server: ServedStore) -> None:
+    """Children come before their root, as every batching exporter sends them, and in any order."""
+    tracer = provider(server).get_tracer("app")
+    tasks = []
+    for question in ("one?", "two?"):
+        with tracer.start_as_current_span("invoke_agent writer") as root:
+            chat(tracer, question)
+            chat(tracer, "and then?")
+        tasks.append(look(server, f"trace-{root.get_span_context().trace_id:032x}")[0].task)
+    assert tasks == [{"input": "one?"}, {"input": "two?"}]
+    sent = json.dumps([{"role": "system", "content": "be brief"}, {"role": "user", "content": "the root's?"}])
+    with tracer.start_as_current_span("invoke_agent writer", attributes={"gen_ai.input.messages": sent}) as root:
+        chat(tracer, "a part of it")
+    assert look(server, f"trace-{root.get_span_context().trace_id:032x}")[0].task == {"input": "the root's?"}
+    with tracer.start_as_current_span("job") as root, tracer.start_as_current_span("a part of it"):
+        pass
+    assert look(server, f"trace-{root.get_span_context().trace_id:032x}")[0].task == {"trace": "job"}
+
+
+def test_a_task_that_a_later_batch_has_is_taken(server: ServedStore, client: httpx.Client) -> None:
+    def posted(*spans: Span) -> None:
+        assert client.post("/v1/traces", json=otlp.encode(spans)).json() == {}
+
+    sent = json.dumps([{"role": "user", "content": "first"}])
+    trace_id = "9" * 32
+    second = Span(trace_id, "2" * 16, "1" * 16, "", 0, "chat", 5.0, 6.0, attributes={"gen_ai.input.messages": "[]"})
+    first = Span(trace_id, "3" * 16, "1" * 16, "", 0, "chat", 3.0, 4.0, attributes={"gen_ai.input.messages": sent})
+    posted(second)
+    assert look(server, f"trace-{trace_id}")[0].task == {"trace": "chat"}
+    posted(first)
+    posted(Span(trace_id, "1" * 16, None, "", 0, "root", 1.0, 9.0))
+    rollout, spans = look(server, f"trace-{trace_id}")
+    assert (rollout.task, rollout.status, len(spans)) == ({"input": "first"}, "succeeded", 3)
+
+
+@pytest.mark.parametrize("first", ["children", "root", "together"])
+def test_a_trace_whose_root_names_its_rollout_is_that_rollout(
+    first: str, server: ServedStore, client: httpx.Client
+) -> None:
+    rollout_id, _ = leased(server)
+    trace_id = {"children": "a1", "root": "a2", "together": "a3"}[first] * 16
+    root = Span(trace_id, "1" * 16, None, "", 0, "root", 1.0, 9.0, attributes={"agl.rollout.id": rollout_id})
+    children = [Span(trace_id, f"{n}" * 16, "1" * 16, "", 0, "chat", n, n + 1) for n in (2, 3)]
+    batches = {"children": [children, [root]], "root": [[root], children], "together": [[*children, root]]}
+    for batch in batches[first]:
+        assert client.post("/v1/traces", json=otlp.encode(batch)).json() == {}
+    assert [(s.name, s.attempt) for s in look(server, rollout_id)[1]] == [("root", 1), ("chat", 1), ("chat", 1)]
+    if first == "children":
+        rollout, spans = look(server, f"trace-{trace_id}")
+        assert (rollout.status, spans) == ("cancelled", [])
+    else:
+        with pytest.raises(StoreError):
+            look(server, f"trace-{trace_id}")
+
+
+def test_evaluation_events_are_rewards(server: ServedStore) -> None:
+    tracer = provider(server).get_tracer("app")
+    with tracer.start_as_current_span("invoke_agent writer", attributes={"gen_ai.agent.name": "writer"}) as root:
+        graded = chat(tracer, "one?", **{"gen_ai.response.id": "resp-1"})
+        for name, facts in {
+            "helpful": {"gen_ai.evaluation.score.value": 0.5, "gen_ai.evaluation.explanation": "half of it"},
+            "tone": {"gen_ai.evaluation.score.label": "pass"},
+        }.items():
+            root.add_event("gen_ai.evaluation.result", {"gen_ai.evaluation.name": name, **facts})
+        with tracer.start_as_current_span("evaluation") as span:
+            of = {"gen_ai.response.id": "resp-1"}
+            for name, value in (("a", 1), ("b", 2.0), ("c", math.nan)):
+                facts = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value, **of}
+                span.add_event("gen_ai.evaluation.result", facts)
+    assert graded is not None
+    rollout_id = f"trace-{root.get_span_context().trace_id:032x}"
+    _, spans = look(server, rollout_id)
+    rewards = {r.name: r for s in spans if (r := Reward.of_span(s.attributes, s.parent_id)) is not None}
+    assert {name: (r.value, r.primary, r.explanation) for name, r in rewards.items()} == {
+        "helpful": (0.5, True, "half of it"),
+        "a": (1.0, False, None),
+        "b": (2.0, False, None),
+    }
+    assert rewards["helpful"].span_id == f"{root.get_span_context().span_id:016x}"
+    calls = {s.attributes.get(semconv.REWARD_CALL) for s in spans if s.name in ("reward a", "reward b")}
+    assert calls == {"resp-1"}
+
+
+def test_evaluations_that_are_no_numbers_are_none() -> None:
+    def reported(name: Any, value: Any) -> Event:
+        return Event(semconv.EVALUATION, 1.0, {semconv.EVALUATION_NAME: name, semconv.EVALUATION_SCORE: value})
+
+    values = [("a", "0.5"), ("b", math.inf), ("c", 10**400), ("d", None), ("e", [1]), ("half \ud83d", True)]
+    graded = Span("ab" * 16, "cd" * 8, None, "ro", 1, "n", 0.0, 1.0, events=tuple(reported(*v) for v in values))
+    [reward] = evaluated([graded])
+    assert (reward.attributes[semconv.REWARD_VALUE], reward.attributes[semconv.REWARD_PRIMARY]) == (1.0, True)
+    assert evaluated([reward, dataclasses.replace(graded, attributes={semconv.OPERATION_NAME: semconv.REWARD})]) == []
 
 
 def test_spans_go_to_the_attempt_that_they_or_their_resource_name(server: ServedStore) -> None:

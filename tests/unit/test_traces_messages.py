@@ -103,3 +103,27 @@ def test_an_answer_in_no_known_form_is_an_error_that_names_the_call(said: Any, s
             agl.traces(server.url).load(student)
     assert caught.value.where["rollout"] == rollout
     assert {"rollout", "attempt", "agent", "span"} <= {*caught.value.where}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "form"),
+    [
+        ({"llm.input_messages.0.message.content": "hi"}, "OpenInference"),
+        ({"gen_ai.prompt.0.content": "hi", "gen_ai.completion.0.content": "ho"}, "OpenLLMetry"),
+        ({"langfuse.observation.input": "hi"}, "Langfuse"),
+        ({}, None),
+    ],
+)
+def test_texts_in_a_form_that_is_not_read_are_named(
+    recorded: dict[str, str], form: str | None, student: str, tmp_path: Path
+) -> None:
+    with served(tmp_path) as server:
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{server.url}/v1/traces")))
+        facts = {semconv.OPERATION_NAME: semconv.CHAT, semconv.AGENT_NAME: "solver", **recorded}
+        with provider.get_tracer("app").start_as_current_span("chat m", attributes=facts):
+            pass
+        counts = agl.traces(server.url).load(student).counts
+    [reason] = [name for name, count in counts.items() if name.startswith("calls_left_out/texts") and count == 1]
+    expected = "texts not recorded" if form is None else f"texts in the form of {form}"
+    assert reason.startswith(f"calls_left_out/{expected}")

@@ -415,7 +415,12 @@ class Gateway:
         pending.recorded = True
         pending.access.pending.discard(pending)
         cancelled = pending.cancel_cause is not None or not isinstance(error, RequestError)
-        why = f"{CONTEXT_LENGTH}: {error}" if getattr(error, "code", None) == CONTEXT_LENGTH else str(error)
+        why, code = str(error), getattr(error, "code", None)
+        if why and not self.capture_content:
+            # A refusal may quote the request.
+            why = code or type(error).__name__
+        elif code == CONTEXT_LENGTH:
+            why = f"{CONTEXT_LENGTH}: {error}"
         empty = int_array([])
         for choice in choices or [Choice(0, empty, empty, [], [])]:
             if not choice.recorded:

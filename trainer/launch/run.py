@@ -35,7 +35,7 @@ from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.processes.environment import child_environment
 from agl.trainer.report.progress import Progress
 from agl.trainer.runners.command import program_name
-from agl.trainer.runners.recording_proxy import URLS, RecordingProxy, provider_bases
+from agl.trainer.runners.recording_proxy import RecordingProxy, client_variables, left_alone, provider_bases
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.collect import new_rollout, shown_command
@@ -125,7 +125,7 @@ class CommandRollout:
             replacing = propagation.gateway_variables(self.access.url, self.agent, self.context.key)
         else:
             urls = self.proxy.provider_urls(self.gateway.base_url, self.agent)
-            replacing = {URLS[name]: url for name, url in urls.items()}
+            replacing = client_variables(os.environ, urls)
         attempt = AttemptEnvironment(
             rollout_id=self.context.rollout_id,
             attempt=self.context.attempt,
@@ -179,9 +179,14 @@ class CommandRollout:
             "exit_status": process_exit.status,
             "error": error,
             **totals(spans),
+            **({"left_alone": left} if (left := self._left_alone()) is not None else {}),
             **({"unused_prompts": _unused(self.prompts, spans)} if self.prompts else {}),
             **({"unmatched_agents": unmatched} if unmatched else {}),
         }
+
+    def _left_alone(self) -> str | None:
+        """Which of the command's clients were not recorded; None where agl in the command itself recorded them."""
+        return None if self.proxy.sends_spans else left_alone(os.environ)
 
 
 @contextlib.asynccontextmanager
@@ -203,8 +208,9 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[CommandRollo
         agent = options.agent or (harness.name if harness else program_name(options.command))
         selection = select(list(options.agents) or None)
         rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
-        task = {"command": shown_command(options.command)} if options.task is None else options.task
-        facts = {"agent": agent, "command": shown_command(options.command)}
+        command = shown_command(options.command, content=options.capture_content)
+        task = {"command": command} if options.task is None else options.task
+        facts = {"agent": agent, "command": command}
         if policy is not None:
             facts["model"] = policy.model
         if options.prompts is not None:
@@ -278,6 +284,8 @@ def show(facts: dict[str, Any], options: LaunchOptions) -> None:
         f"{_count(facts['tools'], 'tool')}; {commands}"
     )
     print(printable(line), file=sys.stderr)
+    if "left_alone" in facts:
+        print(printable(f"agl: {facts['left_alone']}"), file=sys.stderr)
     for unused in facts.get("unused_prompts", ()):
         print(printable(f"agl: {unused}"), file=sys.stderr)
     if unmatched := facts.get("unmatched_agents"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from inspect import isfunction
 from typing import Any
 
-from agl.errors import StoreError
+from agl.errors import StoreError, described
 from agl.trainer.loggers.base import Sample
 from agl.trainer.loggers.threads import Loggers
 from agl.trainer.processes.functions import function_name
@@ -82,9 +82,10 @@ class Recorder:
         self.loggers.step(int(entry["step"]), _finite(found), [])
         await self.store.add_metrics(self.run.run_id, int(entry["step"]), metrics(found))
 
-    async def end(self, status: RunStatus, error: BaseException | None = None) -> None:
-        """The run is over. Where it did not succeed, a store that cannot be written is noted only."""
-        reason = None if error is None else f"{type(error).__name__}: {error}"
+    async def end(self, status: RunStatus, error: BaseException | None = None, *, content: bool = True) -> None:
+        """The run is over. Where it did not succeed, a store that cannot be written is noted only. Without `content`,
+        the type of the error alone is recorded."""
+        reason = None if error is None else described(error, content=content)
         self.run = replace(self.run, status=status, error=reason, ended_at=time.time())
         try:
             await self.store.put_run(self.run)

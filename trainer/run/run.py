@@ -116,7 +116,7 @@ class Run:
         if self.memory is not None and status != "failed":
             await self.memory.end()
         await self.callbacks.call("on_end", status)
-        await self.recorder.end(status, error)
+        await self.recorder.end(status, error, content=self.config.capture_content)
 
     async def record_checkpoint(self, path: Path, step: int) -> None:
         """Record that a checkpoint was written after `step` steps."""

@@ -21,7 +21,7 @@ from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
-from agl.trainer.runners.recording_proxy import URLS, RecordingProxy, provider_bases
+from agl.trainer.runners.recording_proxy import RecordingProxy, client_variables, provider_bases
 
 
 class CommandRecorder:
@@ -54,7 +54,7 @@ class CommandRecorder:
         app = Starlette(routes=proxy.call_routes(), exception_handlers=error_handlers(describe, RequestError))
         app.state.limits = self._limits
         self._attempts[_place(context)] = proxy, app
-        return {URLS[name]: url for name, url in proxy.provider_urls(self._server.url, agent).items()}
+        return client_variables(environment, proxy.provider_urls(self._server.url, agent))
 
     async def close(self, context: tracing.RolloutContext) -> None:
         """End an attempt: its URLs die, its calls are among the attempt's spans."""

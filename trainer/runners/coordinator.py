@@ -13,7 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agl import semconv
@@ -63,7 +63,8 @@ _NOT_BEGUN = "its worker left before it began"
 class _OpenLease:
     """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock.
 
-    `begun`: whether a heartbeat has come. `lost`: why its calls are unknown, if they are.
+    `begun`: whether a heartbeat has come. `lost`: why its calls are unknown, if they are. `delivered`: spans that came
+    before its report.
     """
 
     lease: Lease
@@ -74,6 +75,7 @@ class _OpenLease:
     begun: bool = False
     calls: list[Call] | None = None
     lost: GatewayError | None = None
+    delivered: dict[str, Span] = field(default_factory=dict)
 
 
 class RunCoordinator:
@@ -276,6 +278,7 @@ class RunCoordinator:
         if entry is not None:
             async with entry.lock:
                 await self._calls(entry)
+                entry.delivered |= {span.span_id: span for span in spans}
         await self.store.add_spans(spans)
 
     async def remember(self, lease: Lease, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,6 +302,7 @@ class RunCoordinator:
                 )
             # The server of a store was restarted; all that its coordinator knew is in the store.
             entry = _OpenLease(lease, "", 0.0, 0.0, asyncio.Lock())
+            entry.delivered = {span.span_id: span for span in await self.store.query_spans(*lease.id)}
         async with entry.lock:
             if self._open.get(lease.id) is entry or self.gateway is None:
                 await self._finish(entry, report)
@@ -415,6 +419,8 @@ class RunCoordinator:
     # -- an attempt's end ---------------------------------------------------------------------------------------------
     async def _finish(self, entry: _OpenLease, report: Report) -> None:
         lease = entry.lease
+        reported = {span.span_id: span for span in report.spans}
+        report = replace(report, spans=tuple({**entry.delivered, **reported}.values()))
         try:
             calls = await self._calls(entry)
         except AglError as error:
@@ -437,7 +443,7 @@ class RunCoordinator:
                 place = "its result" if isinstance(error, RewardError) else None
         why = self._repeats.futile(lease.rollout, lease.attempt, place, report.error)
         if why and entry.lost is None:
-            report = replace(report, text=f"{report.traceback}\n{NOT_AGAIN}{why}")
+            report = replace(report, text=f"{self._text(report)}\n{NOT_AGAIN}{why}")
             last = replace(lease.rollout.config, max_attempts=lease.attempt)
             await self.store.update_rollout(lease.rollout.rollout_id, {"config": last})
         await self._end_attempt(entry, report.status, report, trajectory)
@@ -453,7 +459,7 @@ class RunCoordinator:
             return report
         span = fault.span(index.root)
         await self.store.add_spans([span])
-        lines = [x for x in (report.traceback or "").splitlines() if not x.lstrip().startswith("->")]
+        lines = [x for x in (self._text(report) or "").splitlines() if not x.lstrip().startswith("->")]
         return Report((*report.spans, span), None, "\n".join([*lines, str(fault)]))
 
     def _count_prompts(self, spans: Sequence[Span], calls: Sequence[Call]) -> None:
@@ -471,7 +477,7 @@ class RunCoordinator:
         """Record an attempt's end in the store, and pass its rollout's result to the run."""
         rollout_id, attempt = entry.lease.id
         try:
-            rollout = await self.store.update_attempt(rollout_id, attempt, status, error=report.traceback)
+            rollout = await self.store.update_attempt(rollout_id, attempt, status, error=self._text(report))
         except AttemptOverError as error:
             # The store gave the attempt up before.
             rollout = await self.store.get_rollout(rollout_id)
@@ -481,6 +487,9 @@ class RunCoordinator:
         elif attempt == rollout.attempts and rollout.status in ROLLOUT_TERMINAL:
             self._lost.pop(rollout_id, None)
             self.on_result(RolloutResult(rollout, attempt, trajectory, report.error))
+
+    def _text(self, report: Report) -> str | None:
+        return report.traceback(content=self.capture_content)
 
     async def _calls(self, entry: _OpenLease) -> list[Call]:
         if entry.calls is None:

@@ -213,7 +213,7 @@ class Executor:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
             if isinstance(error, AglError) or _is_infrastructure(error):
                 raise error
-            scope.span.set_attribute(semconv.AGENT_ERROR, described(error))
+            scope.span.set_attribute(semconv.AGENT_ERROR, described(error, content=context.capture_content))
             cause = error.cause if isinstance(error, CommandFailed) else answer_error_cause(error)
             if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
@@ -328,7 +328,7 @@ def _is_infrastructure(error: BaseException) -> bool:
 
 def _failed_call(error: BaseException, spans: Sequence[Span]) -> Span | None:
     """The `chat` span, not routed to the gateway, whose request raised this exception."""
-    raised = {f"{type(e).__name__}: {e}" for e in causes_of(error)}
+    raised = {described(e, content=content) for e in causes_of(error) for content in (True, False)}
     chats = (s for s in reversed(spans) if s.operation == semconv.CHAT and not s.attributes.get(semconv.ROUTED))
     return next((s for s in chats if s.status_message in raised), None)
 

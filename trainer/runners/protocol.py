@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agl.errors import RolloutTimeoutError
+from agl.errors import RolloutTimeoutError, outlined
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
@@ -97,12 +97,11 @@ class Report:
             return "succeeded"
         return "timeout" if isinstance(self.error, RolloutTimeoutError) else "failed"
 
-    @property
-    def traceback(self) -> str | None:
-        """The error as text for the store."""
-        if self.error is None:
+    def traceback(self, *, content: bool) -> str | None:
+        """The error as text for the store; without `content`, where it was raised and its type alone."""
+        if self.error is None or self.text:
             return self.text
-        return self.text or "".join(traceback.format_exception(self.error)).strip()
+        return "".join(traceback.format_exception(self.error)).strip() if content else outlined(self.error)
 
 
 class Coordinator(Protocol):

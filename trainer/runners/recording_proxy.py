@@ -25,6 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agl import semconv
+from agl.mdp.evaluations import evaluated
 from agl.mdp.spans import Span
 from agl.messages import google
 from agl.tracing import otlp, propagation
@@ -35,6 +36,7 @@ from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, repl
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.responses import answer
+from agl.trainer.wire.methods import loads
 
 RECORDED_BYTES = 16 * 1024 * 1024
 """How much of an answer is recorded; all of it passes."""
@@ -48,6 +50,13 @@ PROVIDERS = {
 """Base URLs of providers for which the environment names no other."""
 URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL, "google": propagation.GOOGLE_URL}
 """The environment variables that name them."""
+AZURE = "azure"
+"""The provider of Azure's OpenAI clients. It has no URL but the user's own endpoint."""
+_MOUNTS = {AZURE: "azure-endpoint", "openai": "openai/v1", "anthropic": "anthropic", "google": "google"}
+"""Provider -> what follows the agent's name in the URLs of its calls."""
+_CALLS = GENERATION_PATHS | {AZURE: GENERATION_PATHS["openai"]}
+_OTEL_NAMES = {AZURE: "azure.ai.openai"}
+"""Provider -> its `gen_ai.provider.name`, where that is another."""
 
 _ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:int}"
 _CONNECTION_HEADERS = frozenset(
@@ -79,7 +88,37 @@ class SpanStore(Protocol):
 
 def provider_bases(environment: Mapping[str, str]) -> dict[str, str]:
     """Provider -> the base URL that a program with these variables uses."""
-    return {name: environment.get(URLS[name]) or base for name, base in PROVIDERS.items()}
+    bases = {name: environment.get(URLS[name]) or base for name, base in PROVIDERS.items()}
+    endpoint = environment.get(propagation.AZURE_URL)
+    return {**bases, AZURE: endpoint} if endpoint else bases
+
+
+def client_variables(environment: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, str]:
+    """The variables that point the clients of a program with this environment at `urls` (`provider_urls`).
+
+    OpenAI's Azure client for JavaScript reads OPENAI_BASE_URL, too: it raises if it also has an endpoint, and sends
+    Azure's key there if it has none. Where `left_alone`, that variable is not set.
+    """
+    variables = {URLS[name]: url for name, url in urls.items() if name in URLS}
+    if AZURE in urls:
+        variables[propagation.AZURE_URL] = urls[AZURE]
+    if left_alone(environment) is not None:
+        del variables[propagation.OPENAI_URL]
+    return variables
+
+
+def left_alone(environment: Mapping[str, str]) -> str | None:
+    """Which clients of a program with this environment are not redirected, in a sentence; None if all are."""
+    azure = sorted(n for n in environment if n.startswith("AZURE_OPENAI_") or n == "OPENAI_API_VERSION")
+    if not azure or environment.get(propagation.OPENAI_URL):
+        return None
+    which = "clients of OpenAI itself"
+    if not environment.get(propagation.AZURE_URL):
+        which += f" and, without {propagation.AZURE_URL}, of Azure"
+    return (
+        f"{which} are not recorded: with {', '.join(azure)} in the environment the program may have an Azure client, "
+        f"which fails with {propagation.OPENAI_URL}. It was not set; set it to {PROVIDERS['openai']} if there is none"
+    )
 
 
 class RecordingProxy:
@@ -91,6 +130,7 @@ class RecordingProxy:
 
     Attributes:
         secret: proves that a request is the program's.
+        sends_spans: whether agl in the program itself records its calls.
     """
 
     def __init__(
@@ -105,6 +145,7 @@ class RecordingProxy:
         self.secret = secrets.token_urlsafe(24)
         self._hash = hashlib.sha256(self.secret.encode()).digest()
         self._open = True
+        self.sends_spans = False
         self._records: set[asyncio.Task[None]] = set()
         timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
@@ -120,10 +161,11 @@ class RecordingProxy:
         """The routes of calls. A program that has no others cannot send spans, and so no rewards."""
         calls = f"{_ATTEMPT}/keys/{{key}}/agents/{{agent:path}}"
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
+        # Azure's first: what follows its endpoint may begin with `openai/v1`.
         return [
-            Route(f"{calls}/openai/v1/{{path:path}}", partial(self._forward, provider="openai"), methods=methods),
-            Route(f"{calls}/anthropic/{{path:path}}", partial(self._forward, provider="anthropic"), methods=methods),
-            Route(f"{calls}/google/{{path:path}}", partial(self._forward, provider="google"), methods=methods),
+            Route(f"{calls}/{mount}/{{path:path}}", partial(self._forward, provider=provider), methods=methods)
+            for provider, mount in _MOUNTS.items()
+            if provider in self.providers
         ]
 
     def spans_url(self, base_url: str) -> str:
@@ -135,7 +177,7 @@ class RecordingProxy:
         name = urllib.parse.quote(agent, safe="")
         attempt = f"{base_url}/rollouts/{self.inference.rollout_id}/attempts/{self.inference.attempt}"
         url = f"{attempt}/keys/{self.secret}/agents/{name}"
-        return {"openai": f"{url}/openai/v1", "anthropic": f"{url}/anthropic", "google": f"{url}/google"}
+        return {provider: f"{url}/{_MOUNTS[provider]}" for provider in self.providers}
 
     async def close(self) -> None:
         """Admit no more requests, and wait until all calls are recorded."""
@@ -154,14 +196,16 @@ class RecordingProxy:
     async def _spans(self, request: Request) -> Response:
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         self._check(request, key if scheme.lower() == "bearer" else "")
+        self.sends_spans = True
         if "json" not in request.headers.get("content-type", ""):
             raise RequestError(415, "spans are taken as JSON: OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
         try:
-            body = json_value(await request.body(), request.headers, request.app.state.limits.json_depth)
+            # A tool's result may hold half of a character, which JSON can express and UTF-8 cannot.
+            body = json_value(await request.body(), request.headers, request.app.state.limits.json_depth, loads)
             spans = otlp.decode(body, rollout_id=self.inference.rollout_id, attempt=self.inference.attempt)
         except ValueError as error:
             raise RequestError(400, str(error)) from None
-        await self.store.add_spans(spans)
+        await self.store.add_spans([*spans, *evaluated(spans)])
         return answer({})
 
     async def _forward(self, request: Request, provider: str) -> Response:
@@ -170,19 +214,20 @@ class RecordingProxy:
             content = await request.body()
         except Refused as refused:
             raise RequestError(refused.status, refused.message, code=refused.code) from None
+        _refuse_azure(provider, self.providers[provider], request)
         base, headers, body = self._route(provider, request, content)
-        path = f"/{request.path_params['path']}"
-        is_call = request.method == "POST" and path.endswith(GENERATION_PATHS[provider])
+        # The path with the program's own escapes. What follows the agent's name may repeat any part of the URL.
+        raw = request.scope.get("raw_path", request.url.path.encode()).decode("ascii", "replace")
+        name, _, tail = raw.partition("/agents/")[2].partition(f"/{_MOUNTS[provider]}/")
+        agent, path = urllib.parse.unquote(name), f"/{urllib.parse.unquote(tail)}"
+        is_call = request.method == "POST" and path.endswith(_CALLS[provider])
         replaced = None
-        if is_call and (texts := self.system_prompts.get(request.path_params["agent"])) is not None:
+        if is_call and (texts := self.system_prompts.get(agent)) is not None:
             body, replaced = _with_system_prompts(body, texts)
         call = None
         if is_call and not path.endswith(COUNTS):
-            call = _Call(self.inference, request, provider, base, body, replaced)
+            call = _Call(self.inference, request, agent, path, provider, base, body, replaced)
             await self._add(call.tools())
-        raw = request.scope.get("raw_path", request.url.path.encode()).decode("ascii", "replace")
-        # The path with the program's own escapes.
-        tail = raw.split("/openai/v1/" if provider == "openai" else f"/{provider}/", 1)[1]
         url = f"{base}/{tail}" + (f"?{request.url.query}" if request.url.query else "")
         try:
             answer = await self._client.send(
@@ -253,13 +298,15 @@ class _Call:
         self,
         inference: SpanInference,
         request: Request,
+        agent: str,
+        path: str,
         provider: str,
         base: str,
         body: bytes,
         replaced: Replaced | None,
     ) -> None:
         self.inference, self.provider, self.base, self.replaced = inference, provider, base, replaced
-        self.agent = request.path_params["agent"]
+        self.agent = agent
         self.started = self.ended = time.time()
         self.client = request.headers.get("user-agent")
         self.status: int | None = None
@@ -273,7 +320,7 @@ class _Call:
             parsed = None
         self.body: dict[str, Any] = dict(google.common(parsed)) if isinstance(parsed, dict) else {}
         if provider == "google":
-            self.body["model"] = request.path_params["path"].rpartition("/")[2].partition(":")[0]
+            self.body["model"] = path.rpartition("/")[2].partition(":")[0]
 
     def tools(self) -> list[Span]:
         """The spans of the tools whose results the request has."""
@@ -287,14 +334,17 @@ class _Call:
     def span(self, error: str | None) -> Span:
         """The call's span, with the error of forwarding it or else the provider's own."""
         content = self.inference.capture_content
-        why = error or self.answer.error
+        reported = self.answer.error
+        if reported is not None and not content:
+            reported = "the provider reported an error"
+        why = error or reported
         if why is None and self.status is not None and self.status >= 400:
             why = "the provider refused the request"
         if why is not None and self.status is not None and self.status >= 400:
             why = f"{self.status}: {why}"
         facts = {
             **settings(self.body),
-            semconv.PROVIDER_NAME: self.provider,
+            semconv.PROVIDER_NAME: _OTEL_NAMES.get(self.provider, self.provider),
             semconv.CLIENT: self.client,
             semconv.URL: _without_credentials(self.base),
             semconv.WIRE_CALLS: 1,
@@ -352,6 +402,23 @@ def _strings(value: Any) -> Iterator[str]:
             stack.extend(x for pair in reversed(value.items()) for x in reversed(pair))
         elif isinstance(value, list):
             stack.extend(reversed(value))
+
+
+def _refuse_azure(provider: str, base: str, request: Request) -> None:
+    """Refuse an Azure client's request to OpenAI: Azure's key must not get there.
+
+    Raises:
+        RequestError: it is one.
+    """
+    is_azure = "api-key" in request.headers or "api-version" in request.query_params
+    if is_azure and provider == "openai" and base == PROVIDERS["openai"]:
+        raise RequestError(
+            400,
+            f"this is a request of an Azure client, which {propagation.OPENAI_URL} of agl run has pointed here. It was "
+            f"not forwarded: set {propagation.AZURE_URL} for agl run, to have it recorded, or AZURE_OPENAI_API_KEY, to "
+            "have it left alone",
+            code="azure_client",
+        )
 
 
 def forwarded_headers(request: Request) -> list[tuple[bytes, bytes]]:

@@ -180,6 +180,10 @@ class Records(Protocol):
         """Record spans. A span that is stored already (same trace and span id) stays unchanged."""
         ...
 
+    async def move_spans(self, rollout_id: str, to_rollout_id: str, to_attempt: int) -> None:
+        """Assign all spans of a rollout to an attempt of another one."""
+        ...
+
     async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         """A rollout's spans by start time."""
         ...

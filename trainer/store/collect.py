@@ -27,9 +27,11 @@ _KEY = re.compile(r"\b(?:sk|pk|rk|hf|ghp|gho|xox[a-z]|AIza)[-_]?[\w-]{16,}")
 """How keys of well-known services begin."""
 
 
-def shown_command(arguments: Sequence[str]) -> str:
+def shown_command(arguments: Sequence[str], *, content: bool = True) -> str:
     """A command line as it is recorded: without the keys in it, and with the names of environment variables that hold
-    keys in place of their values."""
+    keys in place of their values. Without `content`, the program alone: its arguments may be texts."""
+    if not content:
+        return shlex.join(arguments[:1]) + (" ..." if arguments[1:] else "")
     known = {v: n for n, v in os.environ.items() if _SECRET.search(n) and len(v) >= _SHORTEST_SECRET}
     words: list[str] = []
     for before, word in zip(["", *arguments], arguments, strict=False):
@@ -91,7 +93,7 @@ class StoreSink:
 
     async def _open(self, arguments: Sequence[str]) -> Store:
         store = await open_store(store_url())
-        command = shown_command(arguments)
+        command = shown_command(arguments, content=self._rollout.capture_content)
         new = new_rollout({"command": command}, "collect", self._rollout.rollout_id, agent=self._rollout.agent)
         await store.enqueue_rollouts([replace(new, created_at=self._began)])
         # None in a forked child: its parent has leased the rollout already.

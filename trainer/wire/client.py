@@ -75,6 +75,11 @@ class Connection:
         self._unreachable_since: float | None = None
         self._http: httpx.AsyncClient | None = None
 
+    @property
+    def unreachable(self) -> bool:
+        """Whether the last request was not answered."""
+        return self._unreachable_since is not None
+
     def open(self) -> None:
         """Make the connection pool, on the event loop that uses it."""
         self._http = httpx.AsyncClient(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.sdk.trace import SpanProcessor
 
 from agl import tracing
-from agl.mdp.spans import from_otel
+from agl.mdp.spans import from_otel, without_texts
 from agl.tracing.open_span import OpenSpan
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class LightningSpanProcessor(SpanProcessor):
                 trace_id=f"{scope.span.get_span_context().trace_id:032x}",
                 parent_id=own.parent_id or scope.span_id,
             )
+            if not rollout.capture_content:
+                recorded = without_texts(recorded)
             rollout.spans.append(recorded)
             if rollout.on_span_end is not None:
                 rollout.on_span_end(recorded)

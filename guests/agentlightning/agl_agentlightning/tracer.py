@@ -178,7 +178,7 @@ class Tracer:
         """
         core = _core(name, attributes, timestamp, status)
         kind, translated = _translated(name, core.attributes)
-        scope = tracing.start(kind, name, attributes={**core.attributes, **translated})
+        scope = tracing.start(kind, name, attributes=_recorded({**core.attributes, **translated}))
         if scope is not None:
             scope.span.update_name(name)
             error = (core.status.description or "") if core.status.status_code == "ERROR" else None
@@ -197,7 +197,7 @@ class Tracer:
     ) -> Iterator[SpanRecorder]:
         """A span around the block, which the block records on; an exception is recorded and raised again."""
         kind, translated = _translated(name, attributes or {})
-        scope = tracing.start(kind, name, attributes={**(attributes or {}), **translated})
+        scope = tracing.start(kind, name, attributes=_recorded({**(attributes or {}), **translated}))
         recorder = SpanRecorder(name, attributes, start_time)
         try:
             yield recorder
@@ -212,7 +212,7 @@ class Tracer:
                 tracing.end(
                     scope,
                     error=(recorder.exception or recorder.status.description or "") if failed else None,
-                    attributes=recorder.attributes,
+                    attributes=_recorded(recorder.attributes),
                 )
 
     def start_as_current_span(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -371,6 +371,21 @@ _KINDS = {
     names.AGL_ANNOTATION: "annotation",
 }
 """0.3's name of a span -> agl's operation."""
+
+
+_PREFIXES = tuple(
+    getattr(names.LightningSpanAttributes, name).value
+    for name in ("MESSAGE_BODY", "OBJECT_LITERAL", "OBJECT_JSON", "OPERATION_INPUT", "OPERATION_OUTPUT")
+)
+"""How 0.3's names of attributes that hold texts begin."""
+
+
+def _recorded(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The attributes; where no texts are recorded, those alone that are not texts."""
+    scope = tracing.current()
+    if scope is None or scope.rollout.capture_content:
+        return attributes
+    return {name: value for name, value in attributes.items() if not name.startswith(_PREFIXES)}
 
 
 def _translated(name: str, attributes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -95,7 +95,7 @@ class Session:
         environment = rollout.environment()
         # Its calls are recorded as they pass; tracing within a program in Python would not know its agents.
         environment.pop(propagation.VARIABLE)
-        for name in ("PYTHONPATH", *URLS.values(), *_KEYS):
+        for name in ("PYTHONPATH", *URLS.values(), propagation.AZURE_URL, *_KEYS):
             environment.pop(name, None)
             if name in os.environ:
                 environment[name] = os.environ[name]

@@ -17,6 +17,7 @@ import tenacity
 from agl.errors import ConfigError, ExportError
 from agl.extras import missing
 from agl.mdp.spans import Span
+from agl.tracing import otel_sdk
 from agl.trainer.report.export.json_files import to_json
 from agl.trainer.report.export.rows import Record
 
@@ -72,6 +73,7 @@ async def send(
         ConfigError: the URL is not usable, or the encoder is not installed.
         ExportError: the receiver cannot be reached, or refuses spans.
     """
+    otel_sdk.load()
     from opentelemetry.sdk.resources import Resource
 
     url = traces_url(url)

@@ -12,8 +12,6 @@ import signal
 import sys
 import traceback
 
-import orjson
-
 from agl.agents.agent import Agent
 from agl.errors import AglError
 from agl.mdp.spans import Span
@@ -21,6 +19,7 @@ from agl.tracing import otlp
 from agl.trainer.runners.local import LocalRunner
 from agl.trainer.runners.process.payload import Payload
 from agl.trainer.runners.remote.client import CoordinatorClient
+from agl.trainer.wire.methods import dumps
 
 BROKEN = 3
 """Exit status of a worker that cannot reach its coordinator or is refused by it."""
@@ -57,13 +56,14 @@ class Journal:
 
     def add(self, span: Span) -> None:
         """Record a span that ended; from any thread."""
-        os.write(self._file, orjson.dumps(otlp.encode([span])) + b"\n")
+        os.write(self._file, dumps(otlp.encode([span])) + b"\n")
 
 
 def read_journal(file: int) -> list[str]:
     """The spans of a `Journal`, each an OTLP request in JSON; the last one is left out if it is incomplete."""
     complete, _, _ = os.pread(file, os.fstat(file).st_size, 0).rpartition(b"\n")
-    return complete.decode(errors="replace").splitlines() if complete else []
+    # Only a line break ends a line: texts have other characters that `splitlines` takes for one.
+    return complete.decode(errors="replace").split("\n") if complete else []
 
 
 async def _run_worker(payload: Payload, name: str, url: str, key: str, journal: Journal, once: bool) -> None:

@@ -17,6 +17,7 @@ from agl._version import __version__
 from agl.errors import AglError, AttemptOverError, NotStoredError, RolloutError
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
+from agl.tracing.batches import Outbox, batches
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report
 from agl.trainer.runners.remote.serialization import METHODS, PREFIX, RemoteCoordinator, received_lease
 from agl.trainer.wire.client import RETRIED, Connection, Unreachable
@@ -94,7 +95,16 @@ class CoordinatorClient(RemoteCoordinator):
         await self._connection.send("POST", f"{PREFIX}/forget", dumps({"request_id": request_id}))
 
     async def deliver(self, lease: Lease, spans: Sequence[Span]) -> None:
-        await self._call("deliver", lease, spans=spans)
+        outbox = Outbox(spans)
+        while batch := outbox.next():
+            try:
+                await self._call("deliver", lease, spans=batch)
+            except AglError as error:
+                if self._connection.unreachable:
+                    raise
+                outbox.refused(batch, error)
+        for lost in outbox.lost:
+            log.warning("rollout %s attempt %d: the server does not take %s", *lease.id, lost)
 
     async def remember(self, lease: Lease, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return await self._call("remember", lease, request=request)
@@ -106,7 +116,12 @@ class CoordinatorClient(RemoteCoordinator):
         error = report.error
         if error is not None and not isinstance(error, AglError):
             error = RolloutError(f"{type(error).__name__}: {error}")
-        await self._call("finish", lease, report=replace(report, error=error, text=report.traceback))
+        text = report.traceback(content=lease.capture_content)
+        if next((batch for batch in batches(report.spans)), []) != [*report.spans]:
+            # Too much for one request: the coordinator keeps what is delivered for the report.
+            await self.deliver(lease, report.spans)
+            report = replace(report, spans=())
+        await self._call("finish", lease, report=replace(report, error=error, text=text))
 
     async def _call(self, method: str, /, lease: Lease | None = None, **arguments: Any) -> Any:
         """Call a method; None if the coordinator no longer wants the attempt."""

@@ -19,7 +19,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agl.errors import AglError, StoreError
+from agl.errors import AglError, AttemptOverError, NotStoredError, StoreError
+from agl.mdp.spans import Span
+from agl.tracing.batches import Outbox
 from agl.trainer.http.auth import CLIENT_VARIABLE, MOST_SECRETS
 from agl.trainer.http.browsers import is_loopback
 from agl.trainer.store.base import Store
@@ -167,6 +169,25 @@ class HttpStore(Store):
             terminal = await self._poll("wait_for_rollouts", min(left, _POLL_SECONDS), rollout_ids=ids)
             if len({r.rollout_id for r in terminal}) == len({*ids}) or left <= 0:
                 return terminal
+
+    async def add_spans(self, spans: Sequence[Span]) -> None:
+        """As `Store.add_spans`, in batches: a span that the server refuses loses no other one, and is named."""
+        outbox, refusal, stored = Outbox(spans), None, False
+        while batch := outbox.next():
+            try:
+                await self._call("add_spans", spans=batch)
+                stored = True
+            except StoreError as error:
+                if isinstance(error, AttemptOverError | NotStoredError) or self._connection.unreachable:
+                    raise
+                # What is no JSON value is the caller's error.
+                self._encode({"spans": batch})
+                outbox.refused(batch, error)
+                refusal = error
+        if refusal is not None and not stored:
+            raise refusal
+        for lost in outbox.lost:
+            log.warning("the store does not take %s", lost)
 
     async def update_resources(self, resources: Mapping[str, Any], *, resources_id: str | None = None) -> str:
         new = resources_id or uuid.uuid4().hex

@@ -2,7 +2,8 @@
 
 A span belongs to the attempt that `agl.rollout.id` and `agl.attempt` name, on the span or else on its resource
 (`OTEL_RESOURCE_ATTRIBUTES=agl.rollout.id=...`); without `agl.attempt`, to the rollout's last one. Spans that name none
-are grouped by trace: a trace is a rollout "trace-<trace id>" of mode "collect", which ends with its root span.
+belong to the attempt that another span of their trace names, whichever comes first. A trace of which none does is a
+rollout "trace-<trace id>" of mode "collect", which ends with its root span. Its task is the first message of a user.
 
 Protobuf is decoded directly: by way of `google.protobuf.json_format` a request takes about twice as long.
 
@@ -12,9 +13,11 @@ Source: OpenTelemetry Protocol 1.x, OTLP/HTTP: content types, gzip, partial succ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import zlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -23,20 +26,25 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agl import semconv
-from agl.errors import StoreError
+from agl.errors import StoreError, UnreadableMessageError
 from agl.extras import install_line
+from agl.mdp.evaluations import evaluated
 from agl.mdp.spans import Event, Span
+from agl.messages import read
 from agl.tracing import otlp
 from agl.trainer.http.auth import Role
-from agl.trainer.http.limits import Limits, Refused, parse_json
+from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.responses import RETRY_SECONDS
 from agl.trainer.http.turns import body_in_turn
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig
+from agl.trainer.wire.methods import loads
 
 PATH = "/v1/traces"
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _STATUSES = ("unset", "ok", "error")
+_MOST_TRACES = 10_000
+"""Traces of which it is remembered that a span named an attempt."""
 _RPC_CODES = {400: 3, 401: 16, 403: 7, 413: 8, 415: 3, 503: 14}
 """HTTP status -> google.rpc.Code."""
 
@@ -58,6 +66,8 @@ class Traces:
     ) -> None:
         self._store, self._role, self._is_leased, self._limits = store, role, is_leased, limits
         self._opening = asyncio.Lock()
+        self._named: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
+        """Trace -> the rollout and the attempt that one of its spans names."""
 
     def route(self) -> Route:
         return Route(PATH, self._export, methods=["POST"])
@@ -85,18 +95,22 @@ class Traces:
         rejected: list[str] = []
         traces: dict[str, list[Span]] = {}
         rollouts: dict[str, list[tuple[int | None, Span]]] = {}
+        if role == "operator":
+            self._remember(received)
         for resource, span in received:
             if isinstance(span, ValueError):
                 rejected.append(str(span))
                 continue
             rollout_id = span.attributes.get(semconv.ROLLOUT_ID, resource.get(semconv.ROLLOUT_ID))
+            value = span.attributes.get(semconv.ATTEMPT, resource.get(semconv.ATTEMPT))
+            if rollout_id is None and role == "operator":
+                rollout_id, value = self._named.get(span.trace_id, (None, None))
             if rollout_id is None and role != "operator":
                 rejected.append(f"a runner's spans name their attempt: {semconv.ROLLOUT_ID}, {semconv.ATTEMPT}")
                 continue
             if rollout_id is None:
                 traces.setdefault(span.trace_id, []).append(span)
                 continue
-            value = span.attributes.get(semconv.ATTEMPT, resource.get(semconv.ATTEMPT))
             try:
                 number = None if value is None else int(value)
             except (TypeError, ValueError, ArithmeticError):
@@ -119,16 +133,34 @@ class Traces:
                     rejected.append(f"rollout {rollout_id} has no such attempt open to this key")
                 else:
                     kept.append(dataclasses.replace(span, rollout_id=rollout_id, attempt=attempt.attempt))
+        attempts_of = {span.trace_id: (span.rollout_id, span.attempt) for span in kept}
         for trace_id, spans in traces.items():
             rollout_id = f"trace-{trace_id}"
             await self._open_trace(rollout_id, spans)
             kept += [dataclasses.replace(span, rollout_id=rollout_id, attempt=1) for span in spans]
-        await self._store.add_spans(kept)
+        await self._store.add_spans([*kept, *evaluated(kept)])
+        if role == "operator":
+            for trace_id, (rollout_id, attempt) in attempts_of.items():
+                await self._take_over(f"trace-{trace_id}", rollout_id, attempt)
         for trace_id, spans in traces.items():
             for root in (span for span in spans if span.parent_id is None):
-                status = "failed" if root.status == "error" else "succeeded"
-                await self._end_trace(f"trace-{trace_id}", status, root.status_message)
+                await self._end_trace(f"trace-{trace_id}", root)
         return rejected
+
+    def _remember(self, received: list[_Received]) -> None:
+        """Remember which attempts the spans themselves name."""
+        for _, span in received:
+            if isinstance(span, Span) and (rollout_id := span.attributes.get(semconv.ROLLOUT_ID)) is not None:
+                self._named[span.trace_id] = rollout_id, span.attributes.get(semconv.ATTEMPT)
+                self._named.move_to_end(span.trace_id)
+        while len(self._named) > _MOST_TRACES:
+            self._named.popitem(last=False)
+
+    async def _take_over(self, trace: str, rollout_id: str, attempt: int) -> None:
+        """Assign the spans of a trace that came before the one that names their attempt."""
+        if trace != rollout_id and await self._attempts(trace):
+            await self._store.move_spans(trace, rollout_id, attempt)
+            await self._store.cancel_rollouts([trace])
 
     async def _attempts(self, rollout_id: str) -> list[Attempt]:
         try:
@@ -141,10 +173,9 @@ class Traces:
         async with self._opening:
             if await self._attempts(rollout_id):
                 return
-            root = next((s for s in spans if s.parent_id is None), spans[0])
             # In a separate run, so that no runner leases it.
             new = NewRollout(
-                task={"trace": root.name},
+                task=_task(spans),
                 mode="collect",
                 run_id=rollout_id,
                 config=RolloutConfig(max_attempts=1),
@@ -155,10 +186,27 @@ class Traces:
             if await self._store.dequeue_rollout("otlp", run_id=rollout_id) is not None:
                 await self._store.update_attempt(rollout_id, 1, "running")
 
-    async def _end_trace(self, rollout_id: str, status: Any, error: str | None) -> None:
+    async def _end_trace(self, rollout_id: str, root: Span) -> None:
+        rollout = await self._store.get_rollout(rollout_id)
+        # Of the spans that came before, none need have been the first.
+        task = _task(await self._store.query_spans(rollout_id))
+        if task != rollout.task:
+            await self._store.update_rollout(rollout_id, {"task": task})
         (attempt, *_) = await self._store.query_attempts(rollout_id)
         if attempt.status not in ATTEMPT_TERMINAL:
-            await self._store.update_attempt(rollout_id, 1, status, error=error)
+            status = "failed" if root.status == "error" else "succeeded"
+            await self._store.update_attempt(rollout_id, 1, status, error=root.status_message)
+
+
+def _task(spans: Sequence[Span]) -> dict[str, str]:
+    """A trace's task: what its root was asked, or else the first call; the root's name if neither is recorded."""
+    root = next((s for s in spans if s.parent_id is None), None)
+    for span in [*([] if root is None else [root]), *sorted(spans, key=lambda s: s.start)]:
+        with contextlib.suppress(UnreadableMessageError):
+            for message in read.sent(span):
+                if message.role == "user" and message.text:
+                    return {"input": message.text}
+    return {"trace": (root or spans[0]).name}
 
 
 _Received = tuple[dict[str, Any], "Span | ValueError"]
@@ -171,7 +219,7 @@ def _decode(body: bytes, encoding: str, kind: str, max_bytes: int, depth: int) -
         body = _gunzip(body, max_bytes)
     elif encoding not in ("", "identity"):
         raise ValueError(f"content-encoding {encoding!r} is unknown; send gzip or none")
-    return list(otlp.decode_each(parse_json(body, depth)) if kind == JSON else _from_protobuf(body))
+    return list(otlp.decode_each(loads(body, depth)) if kind == JSON else _from_protobuf(body))
 
 
 def _gunzip(body: bytes, max_bytes: int) -> bytes:

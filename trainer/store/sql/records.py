@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Table, bindparam, select
+from sqlalchemy import Column, ColumnElement, Connection, Table, bindparam, select, update
 
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
@@ -98,6 +98,12 @@ def add_spans(connection: Connection, each: Sequence[Sequence[Span]]) -> list[No
     """Insert spans that are not stored yet."""
     statements.change_many(connection, _INSERT_SPAN, [codec.span_row(span) for spans in each for span in spans])
     return [None] * len(each)
+
+
+def move_spans(connection: Connection, rollout_id: str, to_rollout_id: str, to_attempt: int) -> None:
+    """Assign all spans of a rollout to an attempt of another one."""
+    moved = update(S).where(S.c.rollout_id == rollout_id)
+    connection.execute(moved.values(rollout_id=to_rollout_id, attempt=to_attempt))
 
 
 def query_spans(connection: Connection, attempts: Sequence[tuple[str, int | None]]) -> list[list[Span]]:

@@ -254,6 +254,9 @@ class SqlStore(Store):
             for first in range(0, len(spans), SPANS_AT_A_TIME):
                 await self._database.write_each(records.add_spans, spans[first : first + SPANS_AT_A_TIME])
 
+    async def move_spans(self, rollout_id: str, to_rollout_id: str, to_attempt: int) -> None:
+        await self._database.write(lambda c: records.move_spans(c, rollout_id, to_rollout_id, to_attempt))
+
     async def query_spans(self, rollout_id: str, attempt: int | None = None) -> list[Span]:
         return await self._database.read_each(records.query_spans, (rollout_id, attempt))
 

@@ -1,0 +1,136 @@
+"""`capture_content=False`: no text of the program's is in the store, and of an error the type and its place alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+from scripted import ScriptedRollouts
+
+import agl
+from agl.errors import AglError, outlined
+
+SECRET = "patient 7"
+
+
+class Visit(pydantic.BaseModel):
+    """What an agent reads out of an answer."""
+
+    patient: int
+
+
+async def ask(llm: agl.LLM, text: str, **options: Any) -> None:
+    async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0) as client:
+        messages: Any = [{"role": "user", "content": text}]
+        await client.chat.completions.create(model=llm.model, messages=messages, **options)
+
+
+def looks_up() -> None:
+    raise LookupError(f"no {SECRET}")
+
+
+def validates() -> None:
+    Visit.model_validate({"patient": SECRET})
+
+
+def chains() -> None:
+    try:
+        looks_up()
+    except LookupError as error:
+        raise RuntimeError(f"while {SECRET} was read") from error
+
+
+def groups() -> None:
+    raise ExceptionGroup(SECRET, [ValueError(SECRET)])
+
+
+def emits() -> None:
+    agl.emit_message(SECRET)
+    agl.emit_object({"about": SECRET})
+    agl.emit_exception(LookupError(SECRET))
+    with pytest.raises(LookupError), agl.operation("reading"):
+        looks_up()
+
+
+def emits_by_03s_names() -> None:
+    import agl.compat as al
+
+    @al.operation
+    def reading(about: str) -> str:
+        return f"read {about}"
+
+    al.emit_message(SECRET)
+    al.emit_object({"about": SECRET})
+    al.emit_exception(LookupError(SECRET))
+    reading(SECRET)
+
+
+def stored(
+    directory: Path, body: Callable[[], None], *, content: bool, reward: Any = 1.0, error_reward: float | None = None
+) -> bytes:
+    """The files of a run whose agent asks its policy, and then runs `body`."""
+
+    async def agent(task: Any, llm: agl.LLM) -> Any:
+        await ask(llm, f"about {SECRET}")
+        body()
+        return reward() if callable(reward) else reward
+
+    wrapped = agl.rollout(agent)
+    wrapped.error_reward = error_reward
+    trainer = agl.Trainer(
+        ScriptedRollouts(["an answer"] * 4),
+        directory=directory,
+        progress=False,
+        max_attempts=1,
+        capture_content=content,
+    )
+    with contextlib.suppress(AglError):
+        trainer.fit(wrapped, [{"n": 1}])
+    return b"".join(p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file())
+
+
+@pytest.mark.parametrize("body", [looks_up, validates, chains, groups, emits, emits_by_03s_names])
+@pytest.mark.parametrize("error_reward", [None, 0.0], ids=["fails", "error_reward"])
+def test_the_store_has_no_text(body: Callable[[], None], error_reward: float | None, tmp_path: Path) -> None:
+    assert SECRET.encode() in stored(tmp_path / "on", body, content=True, error_reward=error_reward)
+    files = stored(tmp_path / "off", body, content=False, error_reward=error_reward)
+    assert SECRET.encode() not in files
+    if body is looks_up and error_reward is None:
+        assert b"in looks_up\nLookupError" in files
+
+
+def test_neither_has_it_what_a_reward_function_raises_or_returns(tmp_path: Path) -> None:
+    def raises() -> float:
+        raise KeyError(SECRET)
+
+    for i, reward in enumerate([raises, lambda: SECRET]):
+        assert SECRET.encode() not in stored(tmp_path / str(i), lambda: None, content=False, reward=reward)
+
+
+def test_neither_has_it_what_the_gateway_refuses(tmp_path: Path) -> None:
+    async def agent(task: Any, llm: agl.LLM) -> float:
+        with pytest.raises(openai.APIStatusError):
+            await ask(llm, "x", tool_choice={"type": "function", "function": {"name": SECRET}})
+        await ask(llm, "y")
+        return 1.0
+
+    algorithm = ScriptedRollouts(["an answer"])
+    trainer = agl.Trainer(algorithm, directory=tmp_path, progress=False, capture_content=False)
+    trainer.fit(agl.rollout(agent), [{"n": 1}])
+    [(refused, _)] = algorithm.calls
+    assert refused.error
+    assert SECRET not in refused.error
+
+
+def test_an_outline_has_the_places_and_types_of_the_causes() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        chains()
+    text = outlined(caught.value)
+    assert SECRET not in text
+    assert [line for line in text.splitlines() if line and not line.startswith(" ")] == ["LookupError", "RuntimeError"]
+    assert f'File "{__file__}"' in text
