@@ -23,6 +23,7 @@ from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError, described
+from agl.mdp.evidence import unreadable_inputs
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
 from agl.rewards.function import raised_by
@@ -211,15 +212,22 @@ class Executor:
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
+            if isinstance(error, TimeoutError):
+                # Not the attempt's own limit, which `execute` would take it for.
+                raise self._with_place(error, lease, context.spans) from error
             if isinstance(error, AglError) or _is_infrastructure(error):
                 raise error
             scope.span.set_attribute(semconv.AGENT_ERROR, described(error))
-            cause = error.cause if isinstance(error, CommandFailed) else answer_error_cause(error)
+            cause = (error.cause if isinstance(error, CommandFailed) else None) or answer_error_cause(error)
             if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
+            if context.capture_content and (inputs := unreadable_inputs(causes_of(error))):
+                scope.span.set_attribute(semconv.AGENT_ERROR_INPUTS, inputs)
+            if (reward := raised_by(error)) is not None:
+                scope.span.set_attribute(semconv.REWARD_ERROR, reward)
             scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")
             # It would hide a fault of the reward function.
-            if agent.error_reward is None or raised_by(error) is not None:
+            if agent.error_reward is None or reward is not None:
                 raise error
             scope.span.record_exception(error)
             record_outcome(scope, Outcome(agent.error_reward, described(error)))
@@ -289,7 +297,10 @@ class Executor:
             what = f"{reward} of {what}"
             hint = f"correct it, or return a low reward for an output that it cannot read; {hint}"
         elif not _is_infrastructure(error):
-            hint += ". agl.wrap(..., error_reward=x) gives it a reward instead"
+            hint += (
+                ". Where an answer of the policy is why, let the agent raise agl.PolicyFault; "
+                "agl.wrap(..., error_reward=x) gives every such run a reward instead"
+            )
         elif (call := _failed_call(error, spans)) is not None:
             url = call.attributes.get(semconv.URL, "its model")
             what = f"agent {call.agent!r}, which is not trained, got no answer from {url}: {call.status_message}"
