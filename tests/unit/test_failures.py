@@ -46,23 +46,32 @@ def test_more_than_a_quarter_of_one_exception_ends_the_run_with_its_traceback() 
     with pytest.raises(UserCodeError) as raised:
         require_sound(step(8, same, same, same), "step 2")
     text = str(raised.value)
-    assert "the same exception in your code ended 3 of 11 attempts of step 2" in text
+    assert "ended attempts of 3 of the 11 rollouts of step 2" in text
+    assert "the same exception in your code, agent 'a' raised KeyError" in text
     assert "File agent.py, line 12" in text
     assert "agl.PolicyFault" in text
 
 
 def test_one_place_counts_whatever_it_raises() -> None:
     failures = [failed(f"agent 'a' raised KeyError: {k}", place=PLACE) for k in range(4)]
-    with pytest.raises(UserCodeError, match=rf"one place in your code, {PLACE}, ended 4 of 12 attempts"):
+    with pytest.raises(
+        UserCodeError, match=rf"one place in your code, {PLACE}, ended attempts of 4 of the 12 rollouts"
+    ):
         require_sound(step(8, *failures), "step 1")
     elsewhere = [failed(f"agent 'a' raised KeyError: {k}", place=f"agent.py:{k}") for k in range(4)]
     require_sound(step(8, *elsewhere), "step 1")
 
 
+def test_a_rollout_that_fails_each_time_counts_once() -> None:
+    """A task that cannot be done is no reason to stop: its group is dropped whole."""
+    bug = failed("agent 'a' raised KeyError: 'x'", place=PLACE)
+    require_sound([result(bug, bug, bug, succeeded=False)] * 4 + step(12), "step 1")
+
+
 def test_attempts_count_that_a_later_one_of_the_rollout_made_good() -> None:
     """Otherwise what is tried again until it succeeds would be a selection without a word."""
     bug = failed("the reward 'score' raised ValueError", "reward")
-    with pytest.raises(UserCodeError, match="ended 4 of 12 attempts"):
+    with pytest.raises(UserCodeError, match="ended attempts of 4 of the 8 rollouts"):
         require_sound([result(bug) for _ in range(4)] + [result() for _ in range(4)], "step 1")
 
 

@@ -1,36 +1,27 @@
 """Attempts that failed: how many and of what, and whether one fault of the user's code ended too many of a step.
 
 Invariant: what failed is left out, so a step that lost attempts learns from those that are left. A log line and the
-history say how many were lost; where one fault of the user's code has ended more than `SHARE` of them, nothing is
-learned from the others, since which are left may depend on what the policy answered.
+history say how many were lost. Where one fault of the user's code has ended attempts of more than `SHARE` of a step's
+rollouts, nothing is learned from the others, since which are left, or were tried again, may depend on what the policy
+answered.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from agl.errors import UserCodeError
 from agl.trainer.runners.protocol import FAILURES, Failure, RolloutResult
 
 SHARE = 0.25
-"""Of a step's attempts; when one fault of the user's code has ended more of them, the run ends."""
+"""Of a step's rollouts; when one fault of the user's code has ended attempts of more of them, the run ends."""
 ENOUGH = 3
-"""Attempts that one fault has ended before it can end the run: fewer may be chance."""
+"""Rollouts that one fault has hit before it can end the run: fewer may be chance."""
 _SHOWN_KINDS = 3
 _SHOWN_CHARACTERS = 160
 _SHOWN_LINES = 40
-
-
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """What ended several attempts: one exception, or whatever one place in the user's code raised."""
-
-    attempts: int
-    what: str
-    first: Failure
 
 
 def failure_counts(results: Sequence[RolloutResult], mode: str) -> dict[str, int]:
@@ -62,43 +53,38 @@ def failures_line(results: Sequence[RolloutResult]) -> str | None:
 def require_sound(results: Sequence[RolloutResult], what: str, *, expected: int = 0) -> None:
     """Refuse results that one fault of the user's code has selected.
 
+    A rollout counts once, however often it was tried again.
+
     Args:
         results: of a step, or of a part of it. what: the step, for the message.
         expected: rollouts of the whole step, where these are a part of it.
 
     Raises:
-        UserCodeError: the same exception, or one place in the user's code, has ended more than `SHARE` of the attempts.
+        UserCodeError: the same exception, or one place in the user's code, has ended attempts of more than `SHARE` of
+            the rollouts.
     """
-    attempts = max(_attempts(results), expected)
-    fault = _most_frequent(results)
-    if fault is None or fault.attempts < ENOUGH or fault.attempts <= SHARE * attempts:
+    alike: dict[str, dict[int, Failure]] = defaultdict(dict)
+    for i, result in enumerate(results):
+        for failure in result.failures:
+            if failure.of_user_code:
+                alike[f"the same exception in your code, {_text(failure)},"].setdefault(i, failure)
+            if failure.of_user_code and failure.place:
+                alike[f"one place in your code, {failure.place},"].setdefault(i, failure)
+    fault = max(alike, key=lambda name: len(alike[name]), default="")
+    hit, rollouts = len(alike[fault]), max(len(results), expected)
+    if hit < ENOUGH or hit <= SHARE * rollouts:
         return
-    lines = fault.first.traceback.splitlines()[-_SHOWN_LINES:]
+    first = next(iter(alike[fault].values()))
+    lines = "\n".join(first.traceback.splitlines()[-_SHOWN_LINES:])
     raise UserCodeError(
-        f"{fault.what} ended {fault.attempts} of {attempts} attempts of {what}; the first: "
-        f"{fault.first.message}\n" + textwrap.indent("\n".join(lines), "    "),
+        f"{fault} ended attempts of {hit} of the {rollouts} rollouts of {what}; the first: {first.message}\n"
+        + textwrap.indent(lines, "    "),
         hint="correct it, then run again: the rollouts that are left may be the easy ones, so nothing was learned from "
         "them. A reward function returns a low reward for an output that it cannot read; an agent raises "
         "agl.PolicyFault where an answer of the policy is why; error_reward=x gives every run that raises a reward",
-        rollout=fault.first.rollout_id,
-        attempt=fault.first.attempt,
+        rollout=first.rollout_id,
+        attempt=first.attempt,
     )
-
-
-def _most_frequent(results: Sequence[RolloutResult]) -> _Fault | None:
-    """What of the user's code has ended the most attempts."""
-    own = [failure for result in results for failure in result.failures if failure.of_user_code]
-    alike: dict[str, list[Failure]] = {}
-    for failure in own:
-        alike.setdefault(f"message {failure.gist}", []).append(failure)
-        if failure.place:
-            alike.setdefault(f"place {failure.place}", []).append(failure)
-    if not alike:
-        return None
-    most = max(alike.values(), key=len)
-    one_message = len({failure.gist for failure in most}) == 1
-    what = "the same exception in your code" if one_message else f"one place in your code, {most[0].place},"
-    return _Fault(len(most), what, most[0])
 
 
 def _attempts(results: Sequence[RolloutResult]) -> int:
