@@ -16,6 +16,7 @@ from agl.errors import ConfigError, PolicyFault, described
 from agl.mdp.faults import CONTEXT_LENGTH
 from agl.options import reject_unknown
 from agl.tracing.import_hooks import when_imported
+from agl.tracing.main_thread import watched
 from agl.tracing.threads import carried_across_threads
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
     if any(not isinstance(t, (ImportedFrameworks, *clients)) for t in wanted):
         wanted = [t for t in wanted if not isinstance(t, ImportedFrameworks)]
     started = []
-    with carried_across_threads():
+    with carried_across_threads(), watched():
         try:
             for tracer in (*wanted, *(cls() for cls in clients)):
                 if not getattr(tracer, "instrumented", False):

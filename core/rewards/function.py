@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import traceback
 import typing
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 
 from agl.errors import AglError, ConfigError
 from agl.rewards.trace import Trace
+from agl.tracing import main_thread
+from agl.tracing.threads import in_thread
 
 
 class GroupReward(Protocol):
@@ -72,19 +75,29 @@ class RewardCaller:
             return self.reward(task, output, **self._trace_keyword(trace))
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
-        """The same, awaited if the function is async."""
+        """The same, awaited if the function is async. A sync one runs in a thread, where it may call `asyncio.run`."""
         with self._named():
-            value = (self._awaitable or self.reward)(task, output, **self._trace_keyword(trace))
+            keyword = self._trace_keyword(trace)
+            if self._awaitable is not None or self.is_async:
+                value = (self._awaitable or self.reward)(task, output, **keyword)
+            else:
+                value = await in_thread(functools.partial(self.reward, task, output, **keyword))
             return await value if inspect.isawaitable(value) else value
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """An exception of the function's own says whose it is (`raised_by`)."""
+        """An exception of the function's own says whose it is (`raised_by`).
+
+        Raises:
+            MainThreadError: it tried what only a main thread may do, and may have taken that for a wrong answer.
+        """
         try:
             yield
+            main_thread.require_none_refused(f"the reward {_name(self.reward)!r}")
         except AglError:
             raise
         except Exception as error:
+            main_thread.require_none_refused(f"the reward {_name(self.reward)!r}", error)
             place = traceback.extract_tb(error.__traceback__)[-1]
             error.__dict__[_RAISED_BY] = f"the reward {_name(self.reward)!r} ({place.filename}:{place.lineno})"
             raise

@@ -27,6 +27,7 @@ from agl.mdp.evidence import unreadable_inputs
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
 from agl.rewards.function import raised_by
+from agl.tracing import main_thread
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.runners.command import CommandAgent, CommandFailed
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
@@ -201,6 +202,7 @@ class Executor:
         where = {"rollout": info.rollout_id, "attempt": info.attempt, "agent": agent.name}
 
         def record_outcome(scope: tracing.Scope, outcome: Outcome) -> None:
+            main_thread.require_none_refused(f"agent {agent.name!r}")
             if outcome.reward is not None:
                 agents = {s.agent for s in list(context.spans) if s.operation == semconv.CHAT and s.agent is not None}
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
@@ -212,6 +214,8 @@ class Executor:
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
+            if not isinstance(error, AglError):
+                main_thread.require_none_refused(f"agent {agent.name!r}", error)
             if isinstance(error, TimeoutError):
                 # Not the attempt's own limit, which `execute` would take it for.
                 raise self._with_place(error, lease, context.spans) from error

@@ -6,16 +6,18 @@ import math
 import sysconfig
 import traceback
 from collections import defaultdict
+from pathlib import Path
 
+import agl
 from agl.agents.registry import causes_of
-from agl.errors import AglError
+from agl.errors import AglError, MainThreadError
 from agl.trainer.runners.command import CommandFailed
 from agl.trainer.store.types import Rollout
 
 ENOUGH = 2
 """Rollouts of a step that failed alike at two attempts in a row, after which its others are not tried again."""
 _SERVICES = {"aiohttp", "anthropic", "botocore", "google", "grpc", "httpcore", "httpx", "openai", "requests", "urllib3"}
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(Path(agl.__file__).parent))
 
 
 def raised_at(error: BaseException) -> str | None:
@@ -43,6 +45,8 @@ class Repeats:
     def futile(self, rollout: Rollout, attempt: int, place: str | None, error: BaseException | None) -> str | None:
         """Why another attempt, which there is, would fail like this one; None if it may not. `place`: where `error` was
         raised; None where it is always tried again."""
+        if isinstance(error, MainThreadError):
+            return "it would be refused again" if attempt < rollout.config.max_attempts else None
         if error is not None and place is None:
             return None
         this, before = hash((rollout.step, place, getattr(error, "message", ""))), self._last.pop(rollout.rollout_id, 0)
