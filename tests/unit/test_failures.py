@@ -142,6 +142,19 @@ def test_a_failure_is_recorded_by_kind_with_its_place(tmp_path: Path) -> None:
     assert counts == {"agent": 1, "reward": 2, "timeout": 0, "infrastructure": 2}
 
 
+def test_a_rollouts_failures_are_those_of_all_its_attempts(tmp_path: Path) -> None:
+    def agent(task: Any) -> str:
+        first = not (tmp_path / "tried").exists()
+        (tmp_path / "tried").touch()
+        if first:
+            raise KeyError(task)
+        return "whole"
+
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, n_workers=1, progress=False)
+    [entry] = trainer.fit(agl.wrap(agent, lambda task, output: 1.0), ["t"]).history
+    assert (entry["train/failed_attempts/agent"], entry["train/failed_rollouts"]) == (1, 0)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("runners", ["local", "process"])
 @pytest.mark.parametrize("where", ["agent", "reward"])

@@ -7,9 +7,11 @@ import importlib
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import documents
 import httpx
 import jsonschema
 import pytest
@@ -220,6 +222,22 @@ def test_any_other_exception_after_a_cut_answer_is_not(name: str, tmp_path: Path
     assert "ran past its limit" not in (attempts(tmp_path)[1][0].error or "")
 
 
+PROGRAM = """
+import openai
+messages = [{"role": "user", "content": "q"}]
+answer = openai.OpenAI().chat.completions.create(model="m", messages=messages)
+print({"stop": "whole"}[answer.choices[0].finish_reason])
+"""
+
+
+def test_a_program_that_fails_after_a_cut_answer_is_not_the_policys(tmp_path: Path) -> None:
+    agent = agl.CommandAgent([sys.executable, "-c", PROGRAM], reward=lambda task, output: 1.0, name="program")
+    fit(tmp_path, ["a", CUT_JSON], agent, group_size=2, max_attempts=1)
+    assert faults(tmp_path) == [None, None]
+    assert [attempt.status for [attempt] in attempts(tmp_path)] == ["succeeded", "failed"]
+    assert "KeyError: 'length'" in (attempts(tmp_path)[1][0].error or "")
+
+
 REWARDS_THAT_RAISE = {
     "KeyError": lambda task, output: task["answer"],
     "JSON of the answer": lambda task, output: json.loads(output),
@@ -288,6 +306,83 @@ def test_an_answer_that_its_framework_cannot_parse(tmp_path: Path) -> None:
     algorithm = fit(tmp_path, ['{"number": 7}', "seven", '{"number": 3}', CUT], parsed)
     assert sorted(algorithm.rewards) == [3.0, 3.0, 3.0, 7.0]
     assert sorted(f.cause for f in faults(tmp_path) if f) == ["length", "unparsable"]
+
+
+def by_agent_framework(task: Any, llm: agl.LLM) -> float:
+    from agent_framework import Agent
+    from agent_framework.openai import OpenAIChatCompletionClient
+
+    client = OpenAIChatCompletionClient(model=llm.model, api_key=llm.api_key, base_url=llm.endpoint)
+    options: Any = {"response_format": Answer}
+    response = asyncio.run(Agent(client, name="solver", default_options=options).run(task["question"]))
+    return float(response.value.number)
+
+
+def by_autogen(task: Any, llm: agl.LLM) -> float:
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    info: Any = {
+        "vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True
+    }  # fmt: skip
+    client = OpenAIChatCompletionClient(model=llm.model, api_key=llm.api_key, base_url=llm.endpoint, model_info=info)
+    agent = AssistantAgent("solver", client, output_content_type=Answer)
+    return float(asyncio.run(agent.run(task=task["question"])).messages[-1].content.number)  # type: ignore[union-attr]
+
+
+def by_langchain(task: Any, llm: agl.LLM) -> float:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=llm.model, api_key=llm.api_key, base_url=llm.endpoint)  # type: ignore[arg-type]
+    return float(model.with_structured_output(Answer, method="json_schema").invoke(task["question"]).number)  # type: ignore[union-attr]
+
+
+def by_pydantic_ai(task: Any, llm: agl.LLM) -> float:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel(llm.model, provider=OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key))
+    agent = Agent(model, name="solver", output_type=NativeOutput(Answer), retries=0)
+    return float(agent.run_sync(task["question"]).output.number)
+
+
+def by_anthropic(task: Any, llm: agl.LLM) -> float:
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=llm.endpoint.removesuffix("/v1"), api_key=llm.api_key)
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    answer = client.messages.parse(model=llm.model, messages=messages, max_tokens=64, output_format=Answer)
+    return float(answer.parsed_output.number)  # type: ignore[union-attr]
+
+
+def by_instructor_alike(task: Any, llm: agl.LLM) -> float:
+    """What libraries on a bare client do: the JSON in a fence, validated as Python's values."""
+    text = say(llm, task["question"])
+    return float(Answer.model_validate(json.loads(text.strip("`").removeprefix("json"))).number)
+
+
+STRUCTURED = (by_agent_framework, by_autogen, by_langchain, by_pydantic_ai, by_anthropic, by_instructor_alike)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("agent", STRUCTURED)
+@pytest.mark.parametrize("wrong", ['{"number": "seven"}', "seven", '{"numeral": 7}'])
+def test_an_answer_that_a_framework_cannot_validate(agent: Any, wrong: str, tmp_path: Path) -> None:
+    fit(tmp_path, ['{"number": 7}', wrong], agl.rollout(agent), group_size=2, max_attempts=1)
+    assert [fault and fault.cause for fault in faults(tmp_path)] == [None, "unparsable"]
+
+
+def test_the_block_of_the_page(tmp_path: Path) -> None:
+    [block] = [
+        b for b in documents.blocks() if b.what.endswith("::test_the_block_of_the_page") and "agl.PolicyFault" in b.text
+    ]
+    namespace: dict[str, Any] = {"agl": agl, "re": re, "ask": say}
+    exec(compile(block.text, str(block), "exec"), namespace)
+    tasks = [{"question": "q", "answer": "4"}]
+    algorithm = fit(tmp_path, ["<answer>4</answer>", "four", "<answer>5</answer>"], namespace["solver"], 3, tasks)
+    assert sorted(algorithm.rewards) == [0.0, 0.0, 1.0]
+    assert [fault and fault.cause for fault in faults(tmp_path)] == [None, "declared", None]
 
 
 def test_an_answer_of_a_frozen_agent_is_nobodys_fault(tmp_path: Path) -> None:
