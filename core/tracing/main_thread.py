@@ -7,7 +7,6 @@ code asks for it afterwards (`require_none_refused`). math-verify's limits work:
 
 from __future__ import annotations
 
-import _signal
 import contextlib
 import ctypes
 import functools
@@ -83,7 +82,7 @@ def _note(what: str) -> None:
 
 
 def _patch() -> None:
-    _replace(_signal, "signal", _noting_signal)
+    _replace(sys.modules["_signal"], "signal", _noting_signal)
     for name in ("alarm", "setitimer"):
         if hasattr(signal, name):
             _replace(signal, name, functools.partial(_refusing_timer, name))

@@ -13,6 +13,7 @@ import agl
 from agl.errors import RewardError, RolloutError, UserCodeError
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.types import Trajectory
+from agl.rewards.function import RewardCaller
 from agl.trainer.run.failures import failure_counts, failures_line, require_sound
 from agl.trainer.runners.protocol import Failure, RolloutResult
 from agl.trainer.store.types import Rollout, RolloutConfig, new_rollout_id
@@ -174,7 +175,7 @@ def test_a_run_learns_nothing_from_what_a_fault_has_left(
         if where == "agent":
             broken(task)
             return float(len(answer))
-        return agl.rewards.function.RewardCaller(lambda task, output: broken(task) or float(len(output)))(task, answer)
+        return RewardCaller(lambda task, output: broken(task) or float(len(output)))(task, answer)
 
     algorithm = agl.GRPO(model=str(untrained_model), group_size=4, batch_size=4, steps=1, max_response_tokens=4)
     trainer = agl.Trainer(algorithm, directory=tmp_path, n_workers=1, runners=runners)

@@ -21,6 +21,7 @@ from running import attempts, say
 from scripted import Asked, ScriptedRollouts, quick_tokenizer
 
 import agl
+from agl import tracing
 from agl.agents.registry import adapters
 from agl.credit import Competitive, Credit, PerCall, Uniform
 from agl.errors import RolloutError
@@ -158,8 +159,8 @@ POLICYS_WHOLE = {
 NO_POLICYS = {
     "KeyError": lambda answer: {}["answer"],
     "IndexError": lambda answer: [][0],
-    "AttributeError": lambda answer: re.match("<", answer).group(),
-    "TypeError": lambda answer: len(3),
+    "AttributeError": lambda answer: re.match("<", answer).group(),  # type: ignore[union-attr]
+    "TypeError": lambda answer: answer + 3,
     "ValueError": lambda answer: raises(NoAnswer("no end")),
     "SyntaxError": lambda answer: compile("x =", "agent.py", "exec"),
     "RuntimeError": lambda answer: raises(RuntimeError("the tool server said 500")),
@@ -247,18 +248,18 @@ REWARDS_THAT_RAISE = {
 
 @pytest.mark.parametrize("name", REWARDS_THAT_RAISE)
 def test_what_a_reward_raises_is_never_the_policys(name: str, tmp_path: Path) -> None:
-    def agent(task: Any) -> str:
-        scope = agl.tracing.current()
+    def solver(task: Any) -> str:
+        scope = tracing.current()
         assert scope is not None
         base = f"{scope.rollout.gateway_url}/rollouts/{scope.rollout.rollout_id}/attempts/{scope.rollout.attempt}"
-        return say(agl.LLM(f"{base}/agents/agent/v1", "policy", scope.rollout.key), "q")
+        return say(agl.LLM(f"{base}/agents/solver/v1", "policy", scope.rollout.key), "q")
 
     def reward(task: Any, output: str) -> float:
         return REWARDS_THAT_RAISE[name](task, output) if len(output) > 10 else 1.0
 
     script = itertools.cycle(["a", CUT_JSON, "a", "a"])
     algorithm = ScriptedRollouts(lambda asked: next(script))
-    agent = agl.wrap(agent, reward, error_reward=-1.0)
+    agent = agl.wrap(solver, reward, error_reward=-1.0, name="solver")
     trainer = agl.Trainer(algorithm, directory=tmp_path, n_workers=1, max_attempts=1, progress=False)  # type: ignore[arg-type]
     trainer.fit(agent, [{"question": str(k)} for k in range(4)])
     assert faults(tmp_path) == [None] * 4
