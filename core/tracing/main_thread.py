@@ -25,7 +25,8 @@ from agl.tracing.import_hooks import when_imported
 _TIMERS = frozenset(getattr(signal, name) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF") if hasattr(signal, name))
 """The signals of limits. Programs that handle others, such as SIGTERM, do without where they may not."""
 _MATH_VERIFY = ("math_verify.utils", "math_verify.parser", "math_verify.grader", "math_verify.metric")
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_ORIGINAL = "_agl_original"
+"""The attribute of a replacement that holds what it replaces."""
 
 _lock = threading.Lock()
 _users = 0
@@ -77,7 +78,8 @@ def require_none_refused(who: str, error: BaseException | None = None) -> None:
 def _note(what: str) -> None:
     scope = context.current()
     if scope is not None:
-        frames = [f for f in traceback.extract_stack(sys._getframe(2)) if not f.filename.startswith(_LIBRARIES)]
+        libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+        frames = [f for f in traceback.extract_stack(sys._getframe(2)) if not f.filename.startswith(libraries)]
         scope.rollout.refused.append(f"{what} at {frames[-1].filename}:{frames[-1].lineno}" if frames else what)
 
 
@@ -90,8 +92,11 @@ def _patch() -> None:
 
 
 def _replace(module: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = getattr(module, name)
-    replacement = functools.wraps(original)(around(original))
+    # A module that imports the name from another one may have ours already.
+    found = getattr(module, name)
+    original = getattr(found, _ORIGINAL, found)
+    replacement: Any = functools.wraps(original)(around(original))
+    setattr(replacement, _ORIGINAL, original)
     setattr(module, name, replacement)
 
     def restore() -> None:

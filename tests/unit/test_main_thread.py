@@ -187,6 +187,20 @@ def test_outside_a_rollout_nothing_is_changed() -> None:
     assert (signal.alarm, signal.setitimer, sys.modules["_signal"].signal) == before
 
 
+def test_math_verify_is_as_it_was_afterwards() -> None:
+    pytest.importorskip("math_verify")
+    names = [name for name in sys.modules if name.startswith("math_verify")]
+    for name in names:
+        del sys.modules[name]
+    with main_thread.watched():
+        import math_verify.metric
+
+        places = [sys.modules[f"math_verify.{part}"] for part in ("utils", "parser", "grader", "metric")]
+        assert all(hasattr(place.timeout, "_agl_original") for place in places)
+    assert [place.timeout for place in places] == [math_verify.utils.timeout] * 4
+    assert not hasattr(math_verify.utils.timeout, "_agl_original")
+
+
 def test_a_refusal_is_asked_for_once() -> None:
     def twice() -> str:
         caller = RewardCaller(by_alarm)
