@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from running import say
 
@@ -19,6 +20,7 @@ from agl.trainer.runners.protocol import Failure, RolloutResult
 from agl.trainer.store.types import Rollout, RolloutConfig, new_rollout_id
 
 PLACE = "agent.py:12"
+REQUEST = httpx.Request("GET", "http://search")
 
 
 def failed(message: str, kind: str = "agent", place: str = "", traceback: str = "") -> Failure:
@@ -123,10 +125,11 @@ def test_a_failure_is_recorded_by_kind_with_its_place(tmp_path: Path) -> None:
         "ours": RewardError("no reference"),
         "timeout": TimeoutError("a tool"),
         "infrastructure": ConnectionResetError("gone"),
+        "service": httpx.HTTPStatusError("503", request=REQUEST, response=httpx.Response(503)),
     }
 
     def agent(task: Any) -> str:
-        if task["raises"] in ("agent", "timeout", "infrastructure"):
+        if task["raises"] in ("agent", "timeout", "infrastructure", "service"):
             raise raised[task["raises"]]
         return "whole"
 
@@ -140,7 +143,7 @@ def test_a_failure_is_recorded_by_kind_with_its_place(tmp_path: Path) -> None:
     result = trainer.fit(agl.wrap(agent, reward), [{"raises": name} for name in [*raised, "nothing"]])
     [entry] = result.history
     counts = {name.rpartition("/")[2]: n for name, n in entry.items() if name.startswith("train/failed_attempts/")}
-    assert counts == {"agent": 1, "reward": 2, "timeout": 0, "infrastructure": 2}
+    assert counts == {"agent": 1, "reward": 2, "timeout": 0, "infrastructure": 3}
 
 
 def test_a_rollouts_failures_are_those_of_all_its_attempts(tmp_path: Path) -> None:

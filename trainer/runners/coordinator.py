@@ -558,7 +558,9 @@ def _failure(lease: Lease, report: Report) -> Failure:
     error, facts = report.error, next((s.attributes for s in report.spans if semconv.AGENT_ERROR in s.attributes), {})
     if report.status == "timeout":
         kind = "timeout"
-    elif isinstance(error, GatewayError | AttemptOverError | JudgeError | LostCallError):
+    elif isinstance(error, GatewayError | AttemptOverError | JudgeError | LostCallError) or facts.get(
+        semconv.AGENT_ERROR_OF_SERVICE
+    ):
         kind = "infrastructure"
     elif semconv.REWARD_ERROR in facts or isinstance(error, RewardError):
         kind = "reward"

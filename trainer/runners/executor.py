@@ -31,7 +31,7 @@ from agl.tracing import main_thread
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.runners.command import CommandAgent, CommandFailed
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
-from agl.trainer.runners.repeats import raised_at
+from agl.trainer.runners.repeats import of_service, raised_at
 
 if TYPE_CHECKING:
     # A worker without commands needs no server.
@@ -227,6 +227,8 @@ class Executor:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
             if context.capture_content and (inputs := unreadable_inputs(causes_of(error))):
                 scope.span.set_attribute(semconv.AGENT_ERROR_INPUTS, inputs)
+            if of_service(error):
+                scope.span.set_attribute(semconv.AGENT_ERROR_OF_SERVICE, True)
             if (reward := raised_by(error)) is not None:
                 scope.span.set_attribute(semconv.REWARD_ERROR, reward)
             scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")

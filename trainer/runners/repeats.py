@@ -20,15 +20,22 @@ _SERVICES = {"aiohttp", "anthropic", "botocore", "google", "grpc", "httpcore", "
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(Path(agl.__file__).parent))
 
 
+def of_service(error: BaseException) -> bool:
+    """Whether a model's provider or another service answered so, or the exception was raised while that was handled."""
+    return any(type(raised).__module__.partition(".")[0] in _SERVICES for raised in _involved(error))
+
+
 def raised_at(error: BaseException) -> str | None:
     """The innermost line of the user's own code that raised, "file:line"; None if more than code may have caused it:
     the network, the system, a service, or a command, of which no more is known than that it failed."""
-    for raised in (*causes_of(error), *causes_of(error.__context__)):
-        service = type(raised).__module__.partition(".")[0] in _SERVICES
-        if service or isinstance(raised, OSError | AglError | CommandFailed):
-            return None
+    if of_service(error) or any(isinstance(raised, OSError | AglError | CommandFailed) for raised in _involved(error)):
+        return None
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+def _involved(error: BaseException) -> tuple[BaseException, ...]:
+    return (*causes_of(error), *causes_of(error.__context__))
 
 
 class Repeats:
