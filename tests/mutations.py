@@ -512,6 +512,13 @@ MUTATIONS = (
         unit("main_thread", "test_it_works[async-by_loop-local]"),
     ),
     Mutation(
+        "a worker stops when a process that the reward has forked is ended",
+        "trainer/runners/process/worker.py",
+        "    os.register_at_fork(after_in_child=_forget_signals)\n",
+        "",
+        unit("main_thread", "test_it_works[sync-by_child-process]"),
+    ),
+    Mutation(
         "a cut answer costs nothing",
         "trainer/run/faults.py",
         "reward = Reward(NAME, lowest - earned,",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -85,6 +86,19 @@ def by_processes(task: Any, output: str) -> float:
         return 0.0
 
 
+def by_child(task: Any, output: str) -> float:
+    """A child that is ended by a signal, as a pool ends its own, while the reward goes on."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGTERM)
+    os.waitpid(child, 0)
+    time.sleep(0.5)
+    return 1.0
+
+
 def by_sigterm(task: Any, output: str) -> float:
     """What libraries do, which go without where they may not."""
     try:
@@ -101,7 +115,7 @@ def reward_of(agent: Any, reward: Any, directory: Path, **options: Any) -> float
 
 
 @pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.full)])
-@pytest.mark.parametrize("reward", [by_math_verify, by_loop, by_processes, by_sigterm])
+@pytest.mark.parametrize("reward", [by_math_verify, by_loop, by_processes, by_child, by_sigterm])
 @pytest.mark.parametrize("kind", AGENTS)
 def test_it_works(kind: str, reward: Any, runners: Any, tmp_path: Path) -> None:
     if reward is by_math_verify:
