@@ -15,9 +15,6 @@ from agl.tracing import sdk_hooks
 QUESTION_FIELDS = ("question", "input", "prompt", "query", "text", "task")
 """Fields of a dict task that hold what the user asks, in order of preference."""
 
-INVALID = {"pydantic_core._pydantic_core.ValidationError": "unparsable"}
-"""`InstrumentedTracer.answer_errors` of frameworks that let pydantic's own exception out for a structured output."""
-
 
 @dataclass(frozen=True, slots=True)
 class Runnable:
@@ -47,7 +44,8 @@ class InstrumentedTracer:
     Attributes:
         modules: a program that is traced without code gets this tracer when it imports one of these.
         answer_errors: "module.Class" of exceptions that the framework raises because of a model's answer -> a key of
-            `agl.mdp.faults.CAUSES`. Their subclasses count, too.
+            `agl.mdp.faults.CAUSES`. Their subclasses count, too. JSON's and pydantic's own exceptions need none: they
+            hold what could not be read, which is compared with the policy's answers.
     """
 
     modules: ClassVar[tuple[str, ...]] = ()
@@ -102,8 +100,8 @@ class InstrumentedTracer:
             input: task -> the framework's input; the adapter's default if None.
             output: the framework's result -> what is scored; the adapter's default if None.
             error_reward: the reward of a run in which the agent raised. None: such a run is retried, then dropped; one
-                that the policy itself caused (an answer that was cut, or cannot be parsed) gets the lowest reward of
-                its group.
+                that the policy itself caused (an answer that cannot be parsed, a full context, `agl.PolicyFault`)
+                gets the lowest reward of its group.
 
         Raises:
             ConfigError: the agent cannot be run once for each rollout.

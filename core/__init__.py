@@ -19,7 +19,7 @@ _NAMES = {
     "agl.agents.prompts": ("load_prompts", "save_prompts"),
     "agl.agents.registry": ("wrap",),
     "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate", "SystemPrompt"),
-    "agl.errors": ("AglError",),
+    "agl.errors": ("AglError", "PolicyFault"),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),
     "agl.mdp.conditions": ("reward",),
     "agl.mdp.selection": ("Selection",),

@@ -23,6 +23,7 @@ from agl.agents.resources import NamedResources as NamedResources
 from agl.agents.resources import PromptTemplate as PromptTemplate
 from agl.agents.resources import SystemPrompt as SystemPrompt
 from agl.errors import AglError as AglError
+from agl.errors import PolicyFault as PolicyFault
 from agl.mdp import Call as Call
 from agl.mdp import Reward as Reward
 from agl.mdp import Trajectory as Trajectory

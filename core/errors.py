@@ -95,6 +95,22 @@ class RolloutTimeoutError(RolloutError):
     """A rollout that ran past its time limit."""
 
 
+class MainThreadError(RolloutError):
+    """Something that only a main thread may do was tried in a rollout, and Python refused it."""
+
+
+class UserCodeError(RolloutError):
+    """One fault of the user's code ended so many attempts of a step that the others would be a selection."""
+
+
+class PolicyFault(Exception):
+    """For an agent to raise: the policy's own answer is why it cannot finish, so that the policy is to learn from it.
+
+    The attempt counts as one that the policy ended: its calls are trained, with the lowest reward of their group. What
+    a reward function raises is never the policy's; it returns a low reward instead.
+    """
+
+
 class NoTrainableDataError(AglError):
     """A training step that would train on nothing."""
 

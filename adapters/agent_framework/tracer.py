@@ -15,15 +15,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, ClassVar
+from typing import Any
 
 from agl import semconv, tracing
 from agl.adapters.agent_framework.answers import facts, streamed_facts
 from agl.adapters.agent_framework.runnable import handles, runnable
 from agl.adapters.aside import Aside
-from agl.adapters.base import INVALID
 from agl.adapters.failed_calls import issued_call, record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.scopes import agent_turn, handoff, model_call, note_returned, summariser, tool_end, tool_run
@@ -40,7 +39,6 @@ class AgentFrameworkTracer(PatchingTracer):
     """Traces Agent Framework agents and workflows inside rollouts."""
 
     modules = ("agent_framework",)
-    answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

@@ -6,11 +6,7 @@ none. The OpenTelemetry spans that anthropic 2 makes itself go to the user's pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from agl.adapters.anthropic.runnable import handles, runnable
-from agl.adapters.base import INVALID
 from agl.adapters.functions import ClientTracer
 from agl.adapters.streams import CallObserver
 from agl.tracing import sdk_hooks
@@ -20,7 +16,6 @@ class AnthropicTracer(ClientTracer):
     """Traces bare `anthropic` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = ("anthropic",)
-    answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Callable, Mapping
-from typing import ClassVar
+from collections.abc import Callable
 
 from agl.adapters.autogen import ag2, agentchat, classic
 from agl.adapters.autogen.runnable import handles, runnable
-from agl.adapters.base import INVALID
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.extras import install_line
 
@@ -32,7 +30,6 @@ class AutoGenTracer(PatchingTracer):
 
     modules = ("autogen_agentchat", "autogen_core", "autogen", "ag2")
     with_openai = True
-    answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

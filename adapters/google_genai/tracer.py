@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from agl import tracing
-from agl.adapters.base import INVALID
 from agl.adapters.functions import ClientTracer
 from agl.adapters.google_genai.runnable import handles, runnable
 from agl.adapters.streams import CallObserver, Reader
@@ -39,7 +37,6 @@ class GoogleGenAITracer(ClientTracer):
     """Traces bare `google-genai` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = (sdk_hooks.GENAI,)
-    answer_errors: ClassVar[Mapping[str, str]] = INVALID
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

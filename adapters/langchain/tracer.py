@@ -20,7 +20,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from agl import semconv, tracing
-from agl.adapters.base import INVALID, InstrumentedTracer
+from agl.adapters.base import InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain import reading
 from agl.adapters.langchain.labels import Label, label_of
@@ -46,7 +46,6 @@ class LangChainTracer(InstrumentedTracer):
         "langchain.agents.structured_output.StructuredOutputError": "unparsable",
         "langchain.agents.middleware.model_call_limit.ModelCallLimitExceededError": "turns",
         "langchain.agents.middleware.tool_call_limit.ToolCallLimitExceededError": "turns",
-        **INVALID,
     }
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from agl.adapters.base import INVALID
 from agl.adapters.functions import ClientTracer
 from agl.adapters.openai.runnable import handles, runnable
 from agl.adapters.streams import CallObserver
@@ -19,7 +18,7 @@ class OpenAITracer(ClientTracer):
     """Traces bare `openai` clients, sync and async, streaming and not, inside rollouts."""
 
     modules = ("openai",)
-    answer_errors: ClassVar[Mapping[str, str]] = {"openai.LengthFinishReasonError": "length", **INVALID}
+    answer_errors: ClassVar[Mapping[str, str]] = {"openai.LengthFinishReasonError": "length"}
     handles = staticmethod(handles)
     runnable = staticmethod(runnable)
 

@@ -12,10 +12,11 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agl.agents.memory import MemoryUse
-from agl.errors import ConfigError
-from agl.mdp.faults import READING
+from agl.errors import ConfigError, PolicyFault, described
+from agl.mdp.faults import CONTEXT_LENGTH
 from agl.options import reject_unknown
 from agl.tracing.import_hooks import when_imported
+from agl.tracing.main_thread import watched
 from agl.tracing.threads import carried_across_threads
 
 if TYPE_CHECKING:
@@ -92,25 +93,21 @@ def wrap(agent: Any, reward: RewardFunction | None = None, *, memory: Any = None
     )
 
 
-_READING = (ValueError, LookupError, TypeError, AttributeError, SyntaxError)
-"""What parsers raise, and code that expects something in a text which is not there."""
-
-
 def answer_error_cause(error: BaseException) -> str | None:
-    """What an adapter says of an exception that a framework raises because of a model's answer, a key of
-    `agl.mdp.faults.CAUSES`; `READING` of one that reading a text raises. None for other exceptions. Also looks at what
-    it was raised from, and into groups.
+    """What an exception says of a model's answer, a key of `agl.mdp.faults.CAUSES`; None of one that says nothing.
+
+    It is `agl.PolicyFault`, or of a class that an adapter names (`answer_errors`), or the refusal of a prompt that was
+    too long for the context. Also looks at what it was raised from, and into groups.
     """
     causes = {name: c for adapter in adapters().values() for name, c in getattr(adapter, "answer_errors", {}).items()}
-    reading = None
     for raised in causes_of(error):
-        # HTTP libraries have errors that are both.
-        if isinstance(raised, _READING) and not isinstance(raised, OSError):
-            reading = READING
+        if isinstance(raised, PolicyFault):
+            return "declared"
         for cls in type(raised).__mro__:
             if (cause := causes.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
                 return cause
-    return reading
+    during = (*causes_of(error), *causes_of(error.__context__))
+    return "context" if any(CONTEXT_LENGTH in described(raised) for raised in during) else None
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:
@@ -192,7 +189,7 @@ def switched_on(tracers: Iterable[Tracer]) -> Iterator[None]:
     if any(not isinstance(t, (ImportedFrameworks, *clients)) for t in wanted):
         wanted = [t for t in wanted if not isinstance(t, ImportedFrameworks)]
     started = []
-    with carried_across_threads():
+    with carried_across_threads(), watched():
         try:
             for tracer in (*wanted, *(cls() for cls in clients)):
                 if not getattr(tracer, "instrumented", False):

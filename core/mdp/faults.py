@@ -1,13 +1,17 @@
 """What a policy itself caused: the agent raised because of a trained agent's own answer.
 
 Such an attempt is no failure of the infrastructure. It is not repeated, its calls are trained like any others, and its
-reward is the lowest of its group. An exception counts only where the last call of the agent that raised was sampled by
-a policy, or was refused because what a policy had sampled before it left no room in the context: an answer of a frozen
-model, or of a provider, is never a policy's fault.
+reward is the lowest of its group.
+
+Invariant: an exception is the policy's only where the exception itself says so. Either what it could not read is an
+answer of a policy, or its class says that its framework could not use an answer, or that the user blames the policy
+(`agl.PolicyFault`), or that a prompt outgrew the context, and the last call of the agent that raised was sampled by a
+policy. Whether an answer was cut is no evidence: a fault of the user's code may come after any answer.
 """
 
 from __future__ import annotations
 
+import builtins
 import textwrap
 import time
 from collections.abc import Iterable
@@ -15,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agl import semconv
+from agl.mdp.evidence import answer_texts, is_answer
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span, recorded
 from agl.mdp.types import Call
@@ -25,12 +30,11 @@ CAUSES: Final = {
     "turns": "it used up its turns",
     "context": "its conversation outgrew the context (max_context)",
     "limit": "what it ran exceeded a limit of its sandbox",
+    "declared": "its agent raised agl.PolicyFault",
 }
 """The causes, and what each says of an agent."""
 CONTEXT_LENGTH: Final = "context_length_exceeded"
 """What the recorded error of a call begins with whose prompt did not fit into the context; OpenAI's code."""
-READING: Final = "reading"
-"""What is said of an exception that reading an answer raises: it is the policy's where the answer was cut."""
 _SHOWN = 160
 """Characters of an exception in one line."""
 
@@ -70,26 +74,41 @@ class Fault:
 
 
 def find_fault(index: SpanIndex) -> Fault | None:
-    """The policy fault behind an agent's exception; None if the agent did not raise, or no policy caused it.
+    """The policy fault behind an agent's exception; None if the agent did not raise, or nothing shows that a policy
+    caused it: then it is the agent's own or its surroundings', whatever the answer looked like. What a reward function
+    raises is never a policy's.
 
-    An exception is the policy's if its framework's adapter names its class, and after an answer that was cut also if
-    reading a text raises such (`agl.agents.registry.answer_error_cause`). It is also the policy's, whatever it is, if
-    the agent's last call no longer fitted into the context, and calls before it did. Any other is the agent's own or
-    its surroundings', whatever the answer looked like.
+    The cause of an exception after an answer that was cut is that it was cut ("length").
     """
     root = index.root
-    if root is None or semconv.AGENT_ERROR not in root.attributes:
+    if root is None or semconv.AGENT_ERROR not in root.attributes or semconv.REWARD_ERROR in root.attributes:
         return None
-    error = str(root.attributes[semconv.AGENT_ERROR])
-    call, cause = _last_call(index, root, error), root.attributes.get(semconv.AGENT_ERROR_CAUSE)
+    error, cause = str(root.attributes[semconv.AGENT_ERROR]), root.attributes.get(semconv.AGENT_ERROR_CAUSE)
+    inputs = root.attributes.get(semconv.AGENT_ERROR_INPUTS, ())
+    sampled = [c for c in index.calls if c.policy is not None and c.error is None]
+    call = _last_call(index, root, error)
     if call is not None and (call.error or "").startswith(CONTEXT_LENGTH):
         answered = [c for c in index.calls if c.agent == call.agent and c.error is None]
-        call, cause = (answered[-1] if answered else None), "context"
-    if call is None or call.policy is None or call.error is not None:
+        call = answered[-1] if answered else None
+        cause = cause or (None if _is_builtin(error) else "context")
+    elif cause == "context":
         return None
-    if cause not in (None, "limit", "context") and call.finish_reason == "length":
+    elif cause == "declared" and sampled and call not in sampled:
+        call = sampled[-1]
+    elif cause is None and inputs:
+        call = next((c for c in reversed(sampled) if is_answer(inputs, answer_texts(c.response))), None)
+        cause = "unparsable"
+    if call is None or call.policy is None or call.error is not None or cause is None:
+        return None
+    if cause not in ("limit", "context") and call.finish_reason == "length":
         cause = "length"
-    return None if cause in (None, READING) else Fault(str(cause), call.agent, call.id, error)
+    return Fault(str(cause), call.agent, call.id, error)
+
+
+def _is_builtin(error: str) -> bool:
+    """Whether an exception's text begins with a class of Python's, which frameworks do not raise for a full context."""
+    raised = getattr(builtins, error.partition(":")[0], None)
+    return isinstance(raised, type) and issubclass(raised, Exception) and not issubclass(raised, ExceptionGroup)
 
 
 def _last_call(index: SpanIndex, root: Span, error: str) -> Call | None:

@@ -8,6 +8,7 @@ from agl._lazy import lazy_names
 
 _NAMES = {
     "agl.rewards.emit": ("as_rewards", "emit_exception", "emit_message", "emit_object", "emit_reward", "operation"),
+    "agl.rewards.files": ("read_text",),
     "agl.trainer.graders.base": ("Grader", "Weighted"),
     "agl.trainer.graders.code": ("PythonTests",),
     "agl.trainer.processes.container": ("Container",),

@@ -6,6 +6,7 @@ from agl.rewards.emit import emit_message as emit_message
 from agl.rewards.emit import emit_object as emit_object
 from agl.rewards.emit import emit_reward as emit_reward
 from agl.rewards.emit import operation as operation
+from agl.rewards.files import read_text as read_text
 from agl.rewards.trace import Trace as Trace
 from agl.tracing import untrained as untrained
 from agl.trainer.graders.base import Grader as Grader

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 from agl.errors import AglError, ConfigError
 from agl.rewards.arguments import Arguments, name_of
 from agl.rewards.trace import Trace
+from agl.tracing import main_thread
+from agl.tracing.threads import in_thread
 
 
 class GroupReward(Protocol):
@@ -74,20 +77,27 @@ class RewardCaller:
             return self.reward(*positional, **named)
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
-        """The same, awaited if the function is async."""
+        """The same, awaited if the function is async. A sync one runs in a thread, where it may call `asyncio.run`."""
         positional, named = self._arguments.bind({"task": task, "output": output}, trace)
+        call = functools.partial(self._awaitable or self.reward, *positional, **named)
         with self._named():
-            value = (self._awaitable or self.reward)(*positional, **named)
+            value = call() if self._awaitable is not None or self.is_async else await in_thread(call)
             return await value if inspect.isawaitable(value) else value
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
-        """An exception of the function's own says whose it is (`raised_by`)."""
+        """An exception of the function's own says whose it is (`raised_by`).
+
+        Raises:
+            MainThreadError: it tried what only a main thread may do, and may have taken that for a wrong answer.
+        """
         try:
             yield
+            main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}")
         except AglError:
             raise
         except Exception as error:
+            main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}", error)
             place = traceback.extract_tb(error.__traceback__)[-1]
             error.__dict__[_RAISED_BY] = f"the reward {name_of(self.reward)!r} ({place.filename}:{place.lineno})"
             raise

@@ -181,8 +181,7 @@ def files(task: Task) -> dict[str, str]:
 
 def grade(task: Task, folder: Path) -> float:
     """1 if the function passes all hidden tests."""
-    file = folder / "solution.py"
-    source = file.read_text(errors="replace") if file.is_file() else ""
+    source = agl.rewards.read_text(folder / "solution.py")
     return float(agl.rewards.PythonTests()({"tests": task["hidden"]}, f"```python\n{source}\n```") == 1)
 
 

@@ -230,7 +230,8 @@ def test_a_failed_rollout_is_tried_again_then_dropped_and_never_scored(untrained
     @agl.rollout
     def flaky(task: Any, llm: agl.LLM, rollout: agl.RolloutInfo) -> float:
         seen[rollout.rollout_id] = rollout.attempt
-        if rollout.rollout_id == next(iter(seen)) or rollout.attempt == 1:
+        first = next(iter(seen))
+        if rollout.rollout_id == first or (len(seen) == 2 and rollout.attempt == 1):
             raise ValueError("the agent stumbled")
         return float(len(_ask(llm, str(task))))
 
@@ -241,7 +242,7 @@ def test_a_failed_rollout_is_tried_again_then_dropped_and_never_scored(untrained
         progress=False,
     )
     history = trainer.fit(flaky, ["a"]).history
-    assert set(seen.values()) == {2}
+    assert sorted(seen.values()) == [1, 1, 2, 2]
     assert history[-1]["train/failed_rollouts"] == 1
     assert history[-1]["train/dropped_groups"] == 0
     assert history[-1]["train/reward"] > 0

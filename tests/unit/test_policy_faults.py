@@ -7,10 +7,13 @@ import importlib
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
+import documents
 import httpx
+import jsonschema
 import pytest
 import requests
 from pydantic import BaseModel
@@ -18,6 +21,7 @@ from running import attempts, say
 from scripted import Asked, ScriptedRollouts, quick_tokenizer
 
 import agl
+from agl import tracing
 from agl.agents.registry import adapters
 from agl.credit import Competitive, Credit, PerCall, Uniform
 from agl.errors import RolloutError
@@ -37,13 +41,13 @@ CUT = quick_tokenizer().encode("a", add_special_tokens=False) * 600
 
 
 class NoAnswer(ValueError):
-    """What an agent raises that wanted a whole answer."""
+    """An exception of an agent's own, which says nothing of an answer."""
 
 
 def length_of(task: Any, llm: agl.LLM) -> float:
     answer = say(llm, task["question"])
     if len(answer) > 100:
-        raise NoAnswer("no end")
+        raise agl.PolicyFault("no end")
     return float(len(answer))
 
 
@@ -80,7 +84,7 @@ def test_a_cut_answer_is_trained_with_the_lowest_reward_of_its_group(runners: An
     algorithm = fit(tmp_path, ["abc", CUT, "a", "abcde"], runners=runners)
     assert sorted(algorithm.rewards) == [1.0, 1.0, 3.0, 5.0]
     [(index, fault)] = [(i, f) for i, f in enumerate(faults(tmp_path)) if f is not None]
-    assert (fault.cause, fault.agent, fault.error) == ("length", "length_of", "NoAnswer: no end")
+    assert (fault.cause, fault.agent, fault.error) == ("length", "length_of", "PolicyFault: no end")
     [call] = algorithm.calls[index]
     assert (fault.call_id, call.finish_reason) == (call.id, "length")
     [transition] = algorithm.trajectories[index].transitions
@@ -89,7 +93,7 @@ def test_a_cut_answer_is_trained_with_the_lowest_reward_of_its_group(runners: An
     [attempt] = attempts(tmp_path)[index]
     assert (attempt.attempt, attempt.status) == (1, "succeeded")
     assert (attempt.error or "").splitlines()[-1] == str(fault)
-    assert "NoAnswer" in (attempt.error or "")
+    assert "PolicyFault" in (attempt.error or "")
 
 
 def test_explain_says_what_the_policy_caused(tmp_path: Path) -> None:
@@ -129,42 +133,137 @@ class OfTheUser(Exception):
     pass
 
 
-POLICYS = (
-    json.JSONDecodeError("no end", "{", 1),
-    KeyError("answer"),
-    IndexError(),
-    AttributeError("'NoneType' object has no attribute 'group'"),
-)
-NO_POLICYS = (
-    RuntimeError("the tool server said 500"),
-    OfTheUser("out of stock"),
-    requests.JSONDecodeError("the tool server sent HTML", "<", 0),
-    httpx.HTTPStatusError("500", request=httpx.Request("GET", "http://x"), response=httpx.Response(500)),
-    FileNotFoundError("config.json"),
-    TimeoutError("the tool"),
-)
+class Point(BaseModel):
+    x: int
+    y: int
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_after_a_cut_answer_it_is_the_policys_if_reading_raises_such(wrapped: bool, tmp_path: Path) -> None:
-    errors = [*POLICYS, *NO_POLICYS]
+CUT_JSON = '{"x": 1, "y": ' + "1" * 600
+"""An answer that is cut: `ScriptedRollouts` allows 512 tokens."""
+WHOLE_JSON = '{"x": 1, "y": "north"}'
+
+POLICYS = {
+    "json": lambda answer: json.loads(answer),
+    "json within": lambda answer: json.loads(answer[answer.index("{") :]),
+    "pydantic of a text": lambda answer: Point.model_validate_json(answer),
+    "declared": lambda answer: raises(agl.PolicyFault("no answer")),
+}
+"""What an agent does with an answer that is cut, and raises."""
+POLICYS_WHOLE = {
+    "pydantic of a field": lambda answer: Point.model_validate_json(answer),
+    "pydantic of an object": lambda answer: Point.model_validate(json.loads(answer)),
+    "a missing field": lambda answer: BaseModelWithZ.model_validate_json(answer),
+    "jsonschema": lambda answer: jsonschema.validate(json.loads(answer), {"properties": {"y": {"type": "number"}}}),
+}
+"""The same, after an answer that is whole."""
+NO_POLICYS = {
+    "KeyError": lambda answer: {}["answer"],
+    "IndexError": lambda answer: [][0],
+    "AttributeError": lambda answer: re.match("<", answer).group(),  # type: ignore[union-attr]
+    "TypeError": lambda answer: answer + 3,
+    "ValueError": lambda answer: raises(NoAnswer("no end")),
+    "SyntaxError": lambda answer: compile("x =", "agent.py", "exec"),
+    "RuntimeError": lambda answer: raises(RuntimeError("the tool server said 500")),
+    "of the user": lambda answer: raises(OfTheUser("out of stock")),
+    "another JSON": lambda answer: json.loads("<a tool server's HTML>"),
+    "an empty JSON": lambda answer: json.loads(""),
+    "JSON of a task": lambda answer: Point.model_validate({"x": "west", "y": 2}),
+    "requests": lambda answer: raises(requests.JSONDecodeError("the tool server sent HTML", answer, 0)),
+    "httpx": lambda answer: raises(
+        httpx.HTTPStatusError("500", request=httpx.Request("GET", "http://x"), response=httpx.Response(500))
+    ),
+    "a file": lambda answer: Path("/no/such/config.json").read_text(),
+    "a time-out": lambda answer: raises(TimeoutError("the tool")),
+}
+
+
+class BaseModelWithZ(BaseModel):
+    z: int
+
+
+def raises(error: Exception) -> Any:
+    raise error
+
+
+def fault_of(directory: Path, read: Any, answer: str, *, wrapped: bool = False) -> tuple[str | None, str]:
+    """(the cause of the fault, the attempt's status) of an agent that raises after the second of four answers."""
 
     def agent(task: Any, llm: agl.LLM) -> float:
-        if len(say(llm, task["question"])) > 100:
-            error = errors[task["error"]]
-            if wrapped:
-                raise OfTheUser("no answer") from error
-            raise error
+        text = say(llm, task["question"])
+        if len(text) > 10:
+            try:
+                read(text)
+            except Exception as error:
+                if wrapped:
+                    raise OfTheUser("no answer") from error
+                raise
         return 1.0
 
-    tasks = [{"question": "q", "error": k} for k in range(len(errors))]
-    fit(tmp_path, ["a", CUT, "ab", "abc"], agl.rollout(agent), tasks=tasks, max_attempts=1)
-    found = [None if fault is None else fault.cause for fault in faults(tmp_path)]
-    succeeded = [attempt.status == "succeeded" for [attempt] in attempts(tmp_path)]
-    for k, error in enumerate(errors):
-        of_task = slice(4 * k, 4 * k + 4)
-        assert found[of_task] == [None, "length" if error in POLICYS else None, None, None], error
-        assert succeeded[of_task] == [True, error in POLICYS, True, True], error
+    fit(directory, ["a", answer, "ab", "abc"], agl.rollout(agent), max_attempts=1)
+    found = faults(directory)
+    assert found[:1] + found[2:] == [None] * 3
+    status = [attempt.status for [attempt] in attempts(directory)]
+    assert status[:1] + status[2:] == ["succeeded"] * 3
+    return (None if found[1] is None else found[1].cause), status[1]
+
+
+@pytest.mark.parametrize("name", POLICYS)
+def test_an_exception_that_shows_a_cut_answer_is_the_policys(name: str, tmp_path: Path) -> None:
+    assert fault_of(tmp_path, POLICYS[name], CUT_JSON, wrapped=name == "json") == ("length", "succeeded")
+
+
+@pytest.mark.parametrize("name", POLICYS_WHOLE)
+def test_an_exception_that_shows_a_whole_answer_is_the_policys(name: str, tmp_path: Path) -> None:
+    assert fault_of(tmp_path, POLICYS_WHOLE[name], WHOLE_JSON) == ("unparsable", "succeeded")
+
+
+@pytest.mark.parametrize("name", NO_POLICYS)
+def test_any_other_exception_after_a_cut_answer_is_not(name: str, tmp_path: Path) -> None:
+    assert fault_of(tmp_path, NO_POLICYS[name], CUT_JSON, wrapped=name == "KeyError") == (None, "failed")
+    assert "ran past its limit" not in (attempts(tmp_path)[1][0].error or "")
+
+
+PROGRAM = """
+import openai
+messages = [{"role": "user", "content": "q"}]
+answer = openai.OpenAI().chat.completions.create(model="m", messages=messages)
+print({"stop": "whole"}[answer.choices[0].finish_reason])
+"""
+
+
+def test_a_program_that_fails_after_a_cut_answer_is_not_the_policys(tmp_path: Path) -> None:
+    agent = agl.CommandAgent([sys.executable, "-c", PROGRAM], reward=lambda task, output: 1.0, name="program")
+    fit(tmp_path, ["a", CUT_JSON], agent, group_size=2, max_attempts=1)
+    assert faults(tmp_path) == [None, None]
+    assert [attempt.status for [attempt] in attempts(tmp_path)] == ["succeeded", "failed"]
+    assert "KeyError: 'length'" in (attempts(tmp_path)[1][0].error or "")
+
+
+REWARDS_THAT_RAISE = {
+    "KeyError": lambda task, output: task["answer"],
+    "JSON of the answer": lambda task, output: json.loads(output),
+    "PolicyFault": lambda task, output: raises(agl.PolicyFault("no answer")),
+}
+
+
+@pytest.mark.parametrize("name", REWARDS_THAT_RAISE)
+def test_what_a_reward_raises_is_never_the_policys(name: str, tmp_path: Path) -> None:
+    def solver(task: Any) -> str:
+        scope = tracing.current()
+        assert scope is not None
+        base = f"{scope.rollout.gateway_url}/rollouts/{scope.rollout.rollout_id}/attempts/{scope.rollout.attempt}"
+        return say(agl.LLM(f"{base}/agents/solver/v1", "policy", scope.rollout.key), "q")
+
+    def reward(task: Any, output: str) -> float:
+        return REWARDS_THAT_RAISE[name](task, output) if len(output) > 10 else 1.0
+
+    script = itertools.cycle(["a", CUT_JSON, "a", "a"])
+    algorithm = ScriptedRollouts(lambda asked: next(script))
+    agent = agl.wrap(solver, reward, error_reward=-1.0, name="solver")
+    trainer = agl.Trainer(algorithm, directory=tmp_path, n_workers=1, max_attempts=1, progress=False)  # type: ignore[arg-type]
+    trainer.fit(agent, [{"question": str(k)} for k in range(4)])
+    assert faults(tmp_path) == [None] * 4
+    assert [attempt.status for [attempt] in attempts(tmp_path)] == ["succeeded", "failed", "succeeded", "succeeded"]
 
 
 def test_a_lost_connection_after_a_cut_answer_is_not_the_policys(tmp_path: Path) -> None:
@@ -208,6 +307,83 @@ def test_an_answer_that_its_framework_cannot_parse(tmp_path: Path) -> None:
     algorithm = fit(tmp_path, ['{"number": 7}', "seven", '{"number": 3}', CUT], parsed)
     assert sorted(algorithm.rewards) == [3.0, 3.0, 3.0, 7.0]
     assert sorted(f.cause for f in faults(tmp_path) if f) == ["length", "unparsable"]
+
+
+def by_agent_framework(task: Any, llm: agl.LLM) -> float:
+    from agent_framework import Agent
+    from agent_framework.openai import OpenAIChatCompletionClient
+
+    client = OpenAIChatCompletionClient(model=llm.model, api_key=llm.api_key, base_url=llm.endpoint)
+    options: Any = {"response_format": Answer}
+    response = asyncio.run(Agent(client, name="solver", default_options=options).run(task["question"]))
+    return float(response.value.number)
+
+
+def by_autogen(task: Any, llm: agl.LLM) -> float:
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    info: Any = {
+        "vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True
+    }  # fmt: skip
+    client = OpenAIChatCompletionClient(model=llm.model, api_key=llm.api_key, base_url=llm.endpoint, model_info=info)
+    agent = AssistantAgent("solver", client, output_content_type=Answer)
+    return float(asyncio.run(agent.run(task=task["question"])).messages[-1].content.number)  # type: ignore[union-attr]
+
+
+def by_langchain(task: Any, llm: agl.LLM) -> float:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=llm.model, api_key=llm.api_key, base_url=llm.endpoint)  # type: ignore[arg-type]
+    return float(model.with_structured_output(Answer, method="json_schema").invoke(task["question"]).number)  # type: ignore[union-attr]
+
+
+def by_pydantic_ai(task: Any, llm: agl.LLM) -> float:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel(llm.model, provider=OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key))
+    agent = Agent(model, name="solver", output_type=NativeOutput(Answer), retries=0)
+    return float(agent.run_sync(task["question"]).output.number)
+
+
+def by_anthropic(task: Any, llm: agl.LLM) -> float:
+    import anthropic
+
+    client = anthropic.Anthropic(base_url=llm.endpoint.removesuffix("/v1"), api_key=llm.api_key)
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    answer = client.messages.parse(model=llm.model, messages=messages, max_tokens=64, output_format=Answer)
+    return float(answer.parsed_output.number)  # type: ignore[union-attr]
+
+
+def by_instructor_alike(task: Any, llm: agl.LLM) -> float:
+    """What libraries on a bare client do: the JSON in a fence, validated as Python's values."""
+    text = say(llm, task["question"])
+    return float(Answer.model_validate(json.loads(text.strip("`").removeprefix("json"))).number)
+
+
+STRUCTURED = (by_agent_framework, by_autogen, by_langchain, by_pydantic_ai, by_anthropic, by_instructor_alike)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("agent", STRUCTURED)
+@pytest.mark.parametrize("wrong", ['{"number": "seven"}', "seven", '{"numeral": 7}'])
+def test_an_answer_that_a_framework_cannot_validate(agent: Any, wrong: str, tmp_path: Path) -> None:
+    fit(tmp_path, ['{"number": 7}', wrong], agl.rollout(agent), group_size=2, max_attempts=1)
+    assert [fault and fault.cause for fault in faults(tmp_path)] == [None, "unparsable"]
+
+
+def test_the_block_of_the_page(tmp_path: Path) -> None:
+    [block] = [
+        b for b in documents.blocks() if b.what.endswith("::test_the_block_of_the_page") and "agl.PolicyFault" in b.text
+    ]
+    namespace: dict[str, Any] = {"agl": agl, "re": re, "ask": say}
+    exec(compile(block.text, str(block), "exec"), namespace)
+    tasks = [{"question": "q", "answer": "4"}]
+    algorithm = fit(tmp_path, ["<answer>4</answer>", "four", "<answer>5</answer>"], namespace["solver"], 3, tasks)
+    assert sorted(algorithm.rewards) == [0.0, 0.0, 1.0]
+    assert [fault and fault.cause for fault in faults(tmp_path)] == [None, "declared", None]
 
 
 def test_an_answer_of_a_frozen_agent_is_nobodys_fault(tmp_path: Path) -> None:
@@ -308,7 +484,7 @@ def test_a_group_that_policies_ended_whole_is_skipped_and_a_line_names_the_first
     @agl.rollout
     def never_satisfied(task: Any, llm: agl.LLM) -> float:
         say(llm, task["question"])
-        raise NoAnswer("no end")
+        raise agl.PolicyFault("no end")
 
     algorithm = agl.GRPO(model=str(untrained_model), group_size=2, batch_size=1, steps=1, max_response_tokens=4)
     agl.Trainer(algorithm, directory=tmp_path, n_workers=1).fit(never_satisfied, [{"question": "q"}])
@@ -395,12 +571,11 @@ def test_it_is_never_imitated_and_never_the_better_one() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.full
 def test_in_an_evaluation_it_is_no_success_and_no_failed_rollout(untrained_model: Path, tmp_path: Path) -> None:
     @agl.rollout
     def never_satisfied(task: Any, llm: agl.LLM) -> float:
         say(llm, task["question"])
-        raise NoAnswer("no end")
+        raise agl.PolicyFault("no end")
 
     report = agl.evaluate(
         never_satisfied, [{"question": "q"}] * 2, {"now": untrained_model}, max_response_tokens=4,

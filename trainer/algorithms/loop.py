@@ -24,6 +24,7 @@ from agl.trainer.algorithms.trained_calls import facts, note_shortened, note_use
 from agl.trainer.algorithms.training import StepFunctions, Training
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
+from agl.trainer.run.failures import failures_line, require_sound
 from agl.trainer.run.machine import Machine
 from agl.trainer.run.results import measurement, require_some, require_tasks
 from agl.trainer.run.run import Run
@@ -159,7 +160,7 @@ async def sampled(training: Training, step: int) -> tuple[Sample, StepAdvantages
     """The step's rollouts, and what their calls are worth. Changes no weights, so it may run ahead.
 
     Raises:
-        AglError: all rollouts failed.
+        AglError: all rollouts failed. UserCodeError: one fault of the user's code ended too many attempts.
     """
     run, policies, algorithm = training.run, training.policies, training.algorithm
     began, earlier = time.monotonic(), policies.prompt_tokens
@@ -167,7 +168,10 @@ async def sampled(training: Training, step: int) -> tuple[Sample, StepAdvantages
     tokens = policies.prompt_tokens - earlier
     seconds = time.monotonic() - began if training.ahead is None else training.ahead.seconds
     sample = replace(sample, seconds=seconds, prompt_tokens=tokens)
+    if line := failures_line(sample.results):
+        run.progress.note(f"step {step + 1}: {line}")
     require_some(sample.results, f"step {step + 1}")
+    require_sound(sample.results, f"step {step + 1}")
     worth = await algorithm.worth(training, sample, step)
     training.baselines = worth.baselines
     if sample.results:

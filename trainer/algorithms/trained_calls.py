@@ -14,6 +14,7 @@ from agl.mdp.sequence import merge_report
 from agl.trainer.algorithms.source import Rows, Sample
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.policies.policies import Policies
+from agl.trainer.run.failures import failure_counts
 from agl.trainer.run.faults import fault_counts, hopeless_groups
 from agl.trainer.run.results import costs, mean_rewards, merge_counts, rollout_seconds
 from agl.trainer.run.run import Run
@@ -129,6 +130,7 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
         "train/rollouts": len(sample.results),
         "train/groups": len({r.rollout.group for r in sample.results}),
         "train/failed_rollouts": len(sample.results) - len(succeeded),
+        **failure_counts(sample.results, "train"),
         **fault_counts(succeeded, "train"),
         **costs(succeeded, "train"),
         "train/dropped_groups": worth.dropped_groups,

@@ -13,6 +13,7 @@ from agl.mdp.sequence import MergeReport
 from agl.mdp.types import Reward
 from agl.trainer.report import prices
 from agl.trainer.report.statistics import reward_interval
+from agl.trainer.run.failures import failure_counts
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.runners.protocol import RolloutResult
 
@@ -91,7 +92,7 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
     Returns:
         `mean_rewards`; "<mode>/reward_low" and "<mode>/reward_high", the 95 % interval of the mean over two tasks or
         more (`statistics.reward_interval`);
-        "<mode>/failed_rollouts"; `fault_counts`; `costs`.
+        "<mode>/failed_rollouts"; `failure_counts`; `fault_counts`; `costs`.
 
     Raises:
         AglError: all of them failed; the error is that of the first one.
@@ -107,7 +108,8 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
         facts |= {f"{mode}/reward_low": low, f"{mode}/reward_high": high}
     return (
         facts
-        | {f"{mode}/failed_rollouts": len(results) - len(succeeded), **fault_counts(succeeded, mode)}
+        | {f"{mode}/failed_rollouts": len(results) - len(succeeded)}
+        | {**failure_counts(results, mode), **fault_counts(succeeded, mode)}
         | costs(succeeded, mode)
     )
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.routing import Route
 
-from agl.errors import ConfigError, StoreError
+from agl.errors import ConfigError, MainThreadError, StoreError
 from agl.rewards.air import rule_set
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -443,6 +443,9 @@ class Workplace:
 
     def _on_result(self, result: RolloutResult) -> None:
         self.run.progress.count(failed=result.error is not None)
+        if isinstance(result.error, MainThreadError):
+            # Each rollout that comes to the same code would be refused, too, or would be wrong.
+            self.fail(result.error)
         future = self._pending.get(result.rollout.rollout_id)
         if future is not None and not future.done():
             future.set_result(result)

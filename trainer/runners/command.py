@@ -16,7 +16,6 @@ from typing import IO, Any, ClassVar
 from agl import tracing
 from agl.agents.agent import Agent, RewardFunction, scored
 from agl.errors import ConfigError
-from agl.mdp.faults import READING
 from agl.tracing import propagation
 from agl.trainer.processes.environment import Variables, child_environment, hide_process, values_of
 
@@ -29,11 +28,11 @@ class CommandFailed(Exception):
     """The command could not be run, or ended with a status other than 0.
 
     Attributes:
-        cause: as `agl.agents.registry.answer_error_cause` gives it.
+        cause: as `agl.agents.registry.answer_error_cause` gives it: None, since no more is known of a program in
+            another language than that it failed.
     """
 
-    # Of a program in another language, no more is known than that it failed.
-    cause: ClassVar[str] = READING
+    cause: ClassVar[str | None] = None
 
 
 class CommandAgent(Agent):

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,18 @@ from typing import TYPE_CHECKING, Any
 from agl import semconv
 from agl.agents.prompts import PromptUse, replacements
 from agl.agents.resources import resource_from_json
-from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
+from agl.errors import (
+    AglError,
+    AttemptOverError,
+    CaptureError,
+    GatewayError,
+    JudgeError,
+    LostCallError,
+    MainThreadError,
+    RewardError,
+    RolloutError,
+    RolloutTimeoutError,
+)
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.faults import find_fault
 from agl.mdp.selection import Selection
@@ -31,7 +43,7 @@ from agl.tracing.inferred import completed
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.runners.lease_guard import LeaseGuard
-from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
+from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Failure, Lease, Report, RolloutResult
 from agl.trainer.runners.repeats import Repeats
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import (
@@ -124,6 +136,7 @@ class RunCoordinator:
         self.memory = memory
         self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
         self._repeats = Repeats()
+        self._failures: dict[str, list[Failure]] = defaultdict(list)
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
         self._open: dict[tuple[str, int], _OpenLease] = {}
         self._lost: dict[str, float] = {}
@@ -482,11 +495,14 @@ class RunCoordinator:
             # The store gave the attempt up before.
             rollout = await self.store.get_rollout(rollout_id)
             report, trajectory = replace(report, error=report.error or error), None
+        if report.error is not None:
+            self._failures[rollout_id].append(_failure(entry.lease, report))
         if rollout.status == "queuing":
             log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
         elif attempt == rollout.attempts and rollout.status in ROLLOUT_TERMINAL:
             self._lost.pop(rollout_id, None)
-            self.on_result(RolloutResult(rollout, attempt, trajectory, report.error))
+            failures = tuple(self._failures.pop(rollout_id, ()))
+            self.on_result(RolloutResult(rollout, attempt, trajectory, report.error, failures))
 
     def _text(self, report: Report) -> str | None:
         return report.traceback(content=self.capture_content)
@@ -546,6 +562,26 @@ class RunCoordinator:
             **own,
             **{name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r},
         }
+
+
+def _failure(lease: Lease, report: Report) -> Failure:
+    """Why an attempt failed, by its error and by what its root span says of the exception."""
+    error, facts = report.error, next((s.attributes for s in report.spans if semconv.AGENT_ERROR in s.attributes), {})
+    if report.status == "timeout":
+        kind = "timeout"
+    elif isinstance(error, GatewayError | AttemptOverError | JudgeError | LostCallError) or facts.get(
+        semconv.AGENT_ERROR_OF_SERVICE
+    ):
+        kind = "infrastructure"
+    elif semconv.REWARD_ERROR in facts or isinstance(error, RewardError):
+        kind = "reward"
+    elif facts or isinstance(error, CaptureError | MainThreadError):
+        kind = "agent"
+    else:
+        kind = "infrastructure"
+    message = str(getattr(error, "message", error))
+    place = str(facts.get(semconv.AGENT_ERROR_PLACE, ""))
+    return Failure(*lease.id, kind, message, place, report.traceback or "")
 
 
 def _lineage(worker_id: str) -> tuple[str, str]:

@@ -23,13 +23,15 @@ from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError, described
+from agl.mdp.evidence import unreadable_inputs
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
 from agl.rewards.function import raised_by
+from agl.tracing import main_thread
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.runners.command import CommandAgent, CommandFailed
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
-from agl.trainer.runners.repeats import raised_at
+from agl.trainer.runners.repeats import of_service, raised_at
 
 if TYPE_CHECKING:
     # A worker without commands needs no server.
@@ -200,6 +202,7 @@ class Executor:
         where = {"rollout": info.rollout_id, "attempt": info.attempt, "agent": agent.name}
 
         def record_outcome(scope: tracing.Scope, outcome: Outcome) -> None:
+            main_thread.require_none_refused(f"agent {agent.name!r}")
             if outcome.reward is not None:
                 agents = {s.agent for s in list(context.spans) if s.operation == semconv.CHAT and s.agent is not None}
                 for reward in as_rewards(outcome.reward, agents=agents, **where):
@@ -211,15 +214,26 @@ class Executor:
 
         def record_failure(scope: tracing.Scope, error: Exception) -> None:
             # The agent's own failure can have a reward; a failure of the infrastructure never has one.
+            if not isinstance(error, AglError):
+                main_thread.require_none_refused(f"agent {agent.name!r}", error)
+            if isinstance(error, TimeoutError):
+                # Not the attempt's own limit, which `execute` would take it for.
+                raise self._with_place(error, lease, context.spans) from error
             if isinstance(error, AglError) or _is_infrastructure(error):
                 raise error
             scope.span.set_attribute(semconv.AGENT_ERROR, described(error, content=context.capture_content))
-            cause = error.cause if isinstance(error, CommandFailed) else answer_error_cause(error)
+            cause = (error.cause if isinstance(error, CommandFailed) else None) or answer_error_cause(error)
             if cause is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
+            if context.capture_content and (inputs := unreadable_inputs(causes_of(error))):
+                scope.span.set_attribute(semconv.AGENT_ERROR_INPUTS, inputs)
+            if of_service(error):
+                scope.span.set_attribute(semconv.AGENT_ERROR_OF_SERVICE, True)
+            if (reward := raised_by(error)) is not None:
+                scope.span.set_attribute(semconv.REWARD_ERROR, reward)
             scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")
             # It would hide a fault of the reward function.
-            if agent.error_reward is None or raised_by(error) is not None:
+            if agent.error_reward is None or reward is not None:
                 raise error
             scope.span.record_exception(error)
             record_outcome(scope, Outcome(agent.error_reward, described(error)))
@@ -289,7 +303,10 @@ class Executor:
             what = f"{reward} of {what}"
             hint = f"correct it, or return a low reward for an output that it cannot read; {hint}"
         elif not _is_infrastructure(error):
-            hint += ". agl.wrap(..., error_reward=x) gives it a reward instead"
+            hint += (
+                ". Where an answer of the policy is why, let the agent raise agl.PolicyFault; "
+                "agl.wrap(..., error_reward=x) gives every such run a reward instead"
+            )
         elif (call := _failed_call(error, spans)) is not None:
             url = call.attributes.get(semconv.URL, "its model")
             what = f"agent {call.agent!r}, which is not trained, got no answer from {url}: {call.status_message}"

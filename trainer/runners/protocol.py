@@ -19,6 +19,39 @@ HEARTBEAT_SECONDS = 5.0
 """How often a worker says that its attempts are alive."""
 
 
+FAILURES = ("agent", "reward", "timeout", "infrastructure")
+"""What an attempt can fail of: its agent, its reward function, its time limit, or what surrounds them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed.
+
+    Attributes:
+        rollout_id, attempt: identify the attempt. kind: one of `FAILURES`.
+        message: what happened. place: the line of the user's code that raised, "file:line"; "" if it is not known.
+        traceback: the error as the store has it.
+    """
+
+    rollout_id: str
+    attempt: int
+    kind: str
+    message: str
+    place: str = ""
+    traceback: str = ""
+
+    @property
+    def of_user_code(self) -> bool:
+        """Whether the user's own code failed."""
+        return self.kind in ("agent", "reward")
+
+    @property
+    def gist(self) -> str:
+        """The first and the last line of the message: a program's error begins and ends alike."""
+        lines = [line.strip() for line in self.message.splitlines() if line.strip()]
+        return " ... ".join(dict.fromkeys(lines[:1] + lines[-1:]))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RolloutResult:
     """The result of a rollout after its last attempt.
@@ -27,12 +60,15 @@ class RolloutResult:
         rollout: as stored. attempt: the number of the last one, from 1.
         attempt_trajectory: trajectories and rewards of that attempt; None when it failed.
         error: why it failed; None when it succeeded.
+        failures: of each attempt that failed, also where a later one succeeded; empty where the run that executed it
+            was another one.
     """
 
     rollout: Rollout
     attempt: int
     attempt_trajectory: AttemptTrajectory | None
     error: BaseException | None
+    failures: tuple[Failure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,27 +6,36 @@ import math
 import sysconfig
 import traceback
 from collections import defaultdict
+from pathlib import Path
 
+import agl
 from agl.agents.registry import causes_of
-from agl.errors import AglError
+from agl.errors import AglError, MainThreadError
 from agl.trainer.runners.command import CommandFailed
 from agl.trainer.store.types import Rollout
 
 ENOUGH = 2
 """Rollouts of a step that failed alike at two attempts in a row, after which its others are not tried again."""
 _SERVICES = {"aiohttp", "anthropic", "botocore", "google", "grpc", "httpcore", "httpx", "openai", "requests", "urllib3"}
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(Path(agl.__file__).parent))
+
+
+def of_service(error: BaseException) -> bool:
+    """Whether a model's provider or another service answered so, or the exception was raised while that was handled."""
+    return any(type(raised).__module__.partition(".")[0] in _SERVICES for raised in _involved(error))
 
 
 def raised_at(error: BaseException) -> str | None:
     """The innermost line of the user's own code that raised, "file:line"; None if more than code may have caused it:
     the network, the system, a service, or a command, of which no more is known than that it failed."""
-    for raised in (*causes_of(error), *causes_of(error.__context__)):
-        service = type(raised).__module__.partition(".")[0] in _SERVICES
-        if service or isinstance(raised, OSError | AglError | CommandFailed):
-            return None
+    if of_service(error) or any(isinstance(raised, OSError | AglError | CommandFailed) for raised in _involved(error)):
+        return None
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+
+
+def _involved(error: BaseException) -> tuple[BaseException, ...]:
+    return (*causes_of(error), *causes_of(error.__context__))
 
 
 class Repeats:
@@ -43,6 +52,8 @@ class Repeats:
     def futile(self, rollout: Rollout, attempt: int, place: str | None, error: BaseException | None) -> str | None:
         """Why another attempt, which there is, would fail like this one; None if it may not. `place`: where `error` was
         raised; None where it is always tried again."""
+        if isinstance(error, MainThreadError):
+            return "it would be refused again" if attempt < rollout.config.max_attempts else None
         if error is not None and place is None:
             return None
         this, before = hash((rollout.step, place, getattr(error, "message", ""))), self._last.pop(rollout.rollout_id, 0)

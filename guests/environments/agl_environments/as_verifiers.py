@@ -24,15 +24,16 @@ from datasets import Dataset
 
 from agl import tracing
 from agl.agents.agent import Agent, RolloutInfo, as_agent
-from agl.agents.registry import answer_error_cause, switched_on
+from agl.agents.registry import answer_error_cause, causes_of, switched_on
 from agl.agents.resources import LLM, Task, as_tasks
 from agl.errors import AglError, DatasetError, described
-from agl.mdp.faults import READING
+from agl.mdp.evidence import is_answer, unreadable_inputs
 from agl.mdp.selection import select
 from agl.mdp.types import Reward
 from agl.messages import read, write
 from agl.rewards.emit import as_rewards, record
-from agl_environments.verifiers_env import vf
+from agl.rewards.function import raised_by
+from agl_environments.verifiers_env import answers_among, vf
 
 # After `verifiers_env`, which says so where verifiers has none of them any more.
 serialize_intercept_response: Any = import_module(
@@ -168,12 +169,13 @@ class AgentEnvironment(vf.MultiTurnEnv):
         error = ended.exception()
         if error is None:
             return ended.result()
-        cause = None if isinstance(error, AglError | OSError) else answer_error_cause(error)
-        cut = bool(state["trajectory"]) and state["trajectory"][-1]["is_truncated"]
-        if cause is not None and (cause != READING or cut):
-            return self._agent.error_reward or 0.0
-        if self._agent.error_reward is not None and not isinstance(error, AglError | OSError):
-            return self._agent.error_reward
+        if not isinstance(error, AglError | OSError) and raised_by(error) is None:
+            answers = [text for step in state["trajectory"] for text in answers_among(step["completion"])]
+            inputs = unreadable_inputs(causes_of(error))
+            if answer_error_cause(error) is not None or is_answer(inputs, answers):
+                return self._agent.error_reward or 0.0
+            if self._agent.error_reward is not None:
+                return self._agent.error_reward
         raise vf.InfraError(f"agent {self._agent.name!r} raised {described(error)}") from error
 
     async def get_model_response(self, state: Any, prompt: Any, **options: Any) -> Any:

@@ -97,7 +97,7 @@ class Environment:
         except AglError as error:
             failure = error
         except Exception as error:
-            # Without the exception as its cause: in an answer that was cut, a ValueError would count as the policy's.
+            # Without the exception as its cause: one that shows an answer of the policy would count as the policy's.
             failure = RolloutError(
                 f"the environment {self.name} failed: {_place(error)}{described(error)}",
                 hint="this is no failure of the policy: the attempt is repeated, and left out if it fails again",

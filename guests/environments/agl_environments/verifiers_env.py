@@ -1,7 +1,7 @@
 """Environments of `verifiers` 0.3 (the classes of `import verifiers as vf`): their own loop, tools and rubric.
 
-The loop's requests go to the policy by `ask`. verifiers counts a reward function that raises as 0; here that holds for
-what reading a text raises, as everywhere in agl, and anything else is the environment's failure.
+The loop's requests go to the policy by `ask`. verifiers counts a reward function that raises as 0; here that holds only
+where it could not read the JSON of an answer (`agl.mdp.evidence`), and anything else is the environment's failure.
 """
 
 # The package may be missing where types are checked.
@@ -20,8 +20,9 @@ from typing import Any, cast
 import verifiers
 from openai.types.chat import ChatCompletion
 
-from agl.agents.registry import answer_error_cause
+from agl.agents.registry import causes_of
 from agl.errors import ConfigError, MissingExtraError
+from agl.mdp.evidence import answer_texts, is_answer, unreadable_inputs
 from agl_environments.asking import Ask
 
 if find_spec("verifiers.legacy") is None:
@@ -57,13 +58,22 @@ class Verifiers:
             output = await self._environment.run_rollout(dict(task), _Client(ask), "policy", {})
         finally:
             _raised.reset(token)
+        answers = answers_among(output["completion"])
         for error in raised:
-            if answer_error_cause(error) is None:
+            if not is_answer(unreadable_inputs(causes_of(error)), answers):
                 raise error
         failed = output.get("error")
         if failed and ask.error is None and failed["error"] not in _OF_THE_ANSWER:
             raise RuntimeError(failed["error_chain_str"])
         return output["reward"]
+
+
+def answers_among(messages: Any) -> list[str]:
+    """The texts of the assistant's messages among these, and the arguments of their tool calls."""
+    if isinstance(messages, str):
+        return [messages]
+    plain = (m.model_dump() if hasattr(m, "model_dump") else dict(m) for m in messages or ())
+    return [text for m in plain if m.get("role") == "assistant" for text in answer_texts(m)]
 
 
 _OF_THE_ANSWER = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolParseError")

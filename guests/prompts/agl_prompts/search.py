@@ -24,6 +24,7 @@ from agl.errors import AglError, ConfigError, DatasetError
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.report.statistics import reward_interval, sign_flip_test
 from agl.trainer.run.candidates import Evaluation, record
+from agl.trainer.run.failures import failure_counts
 from agl.trainer.run.results import mean_rewards, require_some, reward_label
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
@@ -376,6 +377,7 @@ def _facts(split: Split, scored: Sequence[Scored]) -> dict[str, float]:
     mean score and its 95 % interval."""
     succeeded = [s.result for s in scored if s.result.error is None]
     facts = {**mean_rewards(succeeded, split), f"{split}/failed_rollouts": len(scored) - len(succeeded)}
+    facts |= failure_counts([s.result for s in scored], split)
     low, high = _interval(scored)
     return facts | {f"{split}/score": _mean(scored), f"{split}/score_low": low, f"{split}/score_high": high}
 

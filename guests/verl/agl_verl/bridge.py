@@ -22,6 +22,7 @@ from agl.errors import ConfigError, NoTrainableDataError, TrainingError
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.local.grammar import Grammars
+from agl.trainer.run.failures import failures_line, require_sound
 from agl.trainer.run.results import measurement, require_some, require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.run.workplace import Workplace
@@ -134,6 +135,7 @@ class _Bridge:
         self._barrier = Barrier([*plans])
         self._positions: Counter[tuple[str, int]] = Counter()
         self._val_results: dict[int, list[RolloutResult]] = defaultdict(list)
+        self._train_results: dict[int, list[RolloutResult]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
         self._dry_run = False
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -354,6 +356,10 @@ class _Bridge:
         )
         if prompt.validate:
             self._val_results[prompt.step] += results
+        else:
+            self._train_results[prompt.step] += results
+            expected = self.plan.batch_size * prompt.n
+            require_sound(self._train_results[prompt.step], f"step {prompt.step}", expected=expected)
         for name, own in prompts.items():
             group = await asyncio.to_thread(self._rows, name, own, results)
             if not own.validate:
@@ -443,6 +449,8 @@ class _Bridge:
             await run.store.add_trained_calls(run.run_id, metrics.trained_calls(trained[name], name))
             await run.store.add_policy_version(run.run_id, name, step, step)
         entry = metrics.facts(step, trained)
+        if line := failures_line(self._train_results.pop(step, ())):
+            run.progress.note(f"step {step}: {line}")
         if (val_results := self._val_results.pop(step, None)) is not None:
             entry |= measurement(val_results, "val", f"the validation after step {step}")
         await run.record(entry)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl.mdp.sequence import merge_report
+from agl.trainer.run.failures import failure_counts
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.run.results import mean_rewards, merge_counts
 from agl.trainer.runners.protocol import RolloutResult
@@ -82,6 +83,7 @@ def facts(step: int, policies: Mapping[str, TrainedPolicy]) -> dict[str, Any]:
         **mean_rewards(succeeded, "train"),
         "train/rollouts": len(results),
         "train/failed_rollouts": len(results) - len(succeeded),
+        **failure_counts(results, "train"),
         **fault_counts(succeeded, "train"),
         "train/dropped_groups": sum(s.dropped_groups for s in scored),
         "train/groups": len(scored),

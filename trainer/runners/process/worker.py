@@ -72,10 +72,18 @@ async def _run_worker(payload: Payload, name: str, url: str, key: str, journal: 
     runner = _SequentialRunner(payload.agent, coordinator, journal, payload, name, once)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    os.register_at_fork(after_in_child=_forget_signals)
     try:
         await runner.run(runner.over, stop)
     finally:
         await coordinator.close()
+
+
+def _forget_signals() -> None:
+    """A process that the agent or its reward forks, such as one of a `multiprocessing.Pool`, would tell this worker's
+    loop of the SIGTERM that ends it, by the pipe that both have; and the worker would stop."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class _SequentialRunner(LocalRunner):

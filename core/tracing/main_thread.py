@@ -1,0 +1,191 @@
+"""What only a main thread may do, while rollouts run in other threads.
+
+A limit set by a signal cannot be set there: Python refuses the handler. A reward that takes every exception for a wrong
+answer would then score each answer 0. So a refusal inside a rollout is noted where it happens, and whoever runs the
+code asks for it afterwards (`require_none_refused`). math-verify's limits work: there they are kept without a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import signal
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from agl.errors import MainThreadError
+from agl.tracing import context
+from agl.tracing.import_hooks import when_imported
+
+_TIMERS = frozenset(getattr(signal, name) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF") if hasattr(signal, name))
+"""The signals of limits. Programs that handle others, such as SIGTERM, do without where they may not."""
+_MATH_VERIFY = ("math_verify.utils", "math_verify.parser", "math_verify.grader", "math_verify.metric")
+_ORIGINAL = "_agl_original"
+"""The attribute of a replacement that holds what it replaces."""
+
+_lock = threading.Lock()
+_users = 0
+_restore: list[Callable[[], None]] = []
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """While open, refusals inside rollouts are noted, and math-verify's limits work. May be nested, in any thread."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _patch()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                while _restore:
+                    _restore.pop()()
+
+
+def require_none_refused(who: str, error: BaseException | None = None) -> None:
+    """Raise if something was refused in the current rollout since this was asked last.
+
+    Args:
+        who: whose code ran, for the message. error: what it raised, if it did not handle the refusal itself.
+
+    Raises:
+        MainThreadError: it was.
+    """
+    scope = context.current()
+    if scope is None or not scope.rollout.refused:
+        return
+    refused = ", ".join(dict.fromkeys(scope.rollout.refused))
+    scope.rollout.refused.clear()
+    raise MainThreadError(
+        f"{who} needs {refused}, which only a main thread may do, and rollouts run in others",
+        hint="a limit that a signal sets works in no other thread, and what the code did instead may be wrong. Leave "
+        "the limit to Trainer(timeout=), run the work in a subprocess with timeout=, or use a grader of agl.rewards: "
+        "MathAnswer and PythonTests have limits of their own",
+        rollout=scope.rollout.rollout_id,
+        attempt=scope.rollout.attempt,
+    ) from error
+
+
+def _note(what: str) -> None:
+    scope = context.current()
+    if scope is not None:
+        libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+        frames = [f for f in traceback.extract_stack(sys._getframe(2)) if not f.filename.startswith(libraries)]
+        scope.rollout.refused.append(f"{what} at {frames[-1].filename}:{frames[-1].lineno}" if frames else what)
+
+
+def _patch() -> None:
+    _replace(sys.modules["_signal"], "signal", _noting_signal)
+    for name in ("alarm", "setitimer"):
+        if hasattr(signal, name):
+            _replace(signal, name, functools.partial(_refusing_timer, name))
+    _restore.append(when_imported(_MATH_VERIFY, _limit_without_signals))
+
+
+def _replace(module: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    # A module that imports the name from another one may have ours already.
+    found = getattr(module, name)
+    original = getattr(found, _ORIGINAL, found)
+    replacement: Any = functools.wraps(original)(around(original))
+    setattr(replacement, _ORIGINAL, original)
+    setattr(module, name, replacement)
+
+    def restore() -> None:
+        # Where another library patched over ours, ours stays inside; outside a rollout it does nothing.
+        if getattr(module, name) is replacement:
+            setattr(module, name, original)
+
+    _restore.append(restore)
+
+
+def _noting_signal(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of `_signal.signal`, which `signal.signal` calls, however it was imported."""
+
+    def noting(number: int, handler: Any) -> Any:
+        try:
+            return original(number, handler)
+        except ValueError:
+            if number in _TIMERS and threading.current_thread() is not threading.main_thread():
+                _note(f"signal.signal({signal.Signals(number).name})")
+            raise
+
+    return noting
+
+
+def _refusing_timer(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Python does not refuse a timer in another thread; but its signal goes to the main one, or ends the process."""
+
+    def refusing(*args: Any) -> Any:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if not in_main_thread and any(args[-2:]) and context.current() is not None:
+            _note(f"signal.{name}")
+            raise ValueError(f"signal.{name} only works in main thread of the main interpreter")
+        return original(*args)
+
+    return refusing
+
+
+def _limit_without_signals(module: str) -> None:
+    """Have math-verify's `timeout` use a timer in threads that are not the main one."""
+    namespace = sys.modules[module]
+    if not hasattr(namespace, "timeout"):
+        return
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def timeout(timeout_seconds: float | None = 10) -> Callable[..., Any]:
+            if not timeout_seconds or timeout_seconds <= 0:
+                return original(timeout_seconds)
+
+            def decorator(function: Callable[..., Any]) -> Callable[..., Any]:
+                by_signal = original(timeout_seconds)(function)
+
+                def wrapper(*args: Any, **kwargs: Any) -> Any:
+                    if threading.current_thread() is threading.main_thread():
+                        return by_signal(*args, **kwargs)
+                    from math_verify.errors import TimeoutException
+
+                    with _raised_after(timeout_seconds, TimeoutException):
+                        return function(*args, **kwargs)
+
+                return wrapper
+
+            return decorator
+
+        return timeout
+
+    _replace(namespace, "timeout", around)
+
+
+@contextlib.contextmanager
+def _raised_after(seconds: float, error: type[BaseException]) -> Iterator[None]:
+    """Raise an exception in this thread's block once it has taken longer, between two instructions of Python."""
+    thread, lock, over = threading.get_ident(), threading.Lock(), False
+
+    def set_pending(value: type[BaseException] | None) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value and ctypes.py_object(value))
+
+    def fire() -> None:
+        with lock:
+            if not over:
+                set_pending(error)
+
+    timer = threading.Timer(seconds, fire)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        with lock:
+            over = True
+            # Fired, and not raised yet: it would be raised in code outside the block.
+            set_pending(None)

@@ -1,0 +1,226 @@
+"""What only a main thread may do works in a rollout, or ends the run by name; it is never a reward of 0."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agl
+from agl import tracing
+from agl.errors import MainThreadError
+from agl.mdp.selection import select
+from agl.rewards.function import RewardCaller
+from agl.tracing import main_thread
+
+TASKS = [{"question": "what is 1 + 1?", "answer": "$2$"}, {"question": "and 2 + 2?", "answer": "$4$"}]
+
+
+def answered(task: Any) -> str:
+    return task["answer"]
+
+
+async def answered_async(task: Any) -> str:
+    return task["answer"]
+
+
+AGENTS = {"sync": answered, "async": answered_async}
+
+
+def by_math_verify(task: Any, output: str) -> float:
+    """The reward of open-r1 and verl."""
+    from math_verify import parse, verify
+
+    try:
+        return float(verify(parse(task["answer"]), parse(output)))
+    except Exception:
+        return 0.0
+
+
+def by_alarm(task: Any, output: str) -> float:
+    try:
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.alarm(5)
+        return 1.0
+    except Exception:
+        return 0.0
+
+
+def by_timer(task: Any, output: str) -> float:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 5.0)
+        return 1.0
+    except Exception:
+        return 0.0
+
+
+def by_alarm_unhandled(task: Any, output: str) -> float:
+    signal.signal(signal.SIGPROF, signal.SIG_IGN)
+    return 1.0
+
+
+def by_loop(task: Any, output: str) -> float:
+    async def judge() -> float:
+        await asyncio.sleep(0)
+        return 1.0
+
+    try:
+        return asyncio.run(judge())
+    except Exception:
+        return 0.0
+
+
+def by_processes(task: Any, output: str) -> float:
+    try:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            return float(pool.apply(len, (["one"],)))
+    except Exception:
+        return 0.0
+
+
+def by_child(task: Any, output: str) -> float:
+    """A child that is ended by a signal, as a pool ends its own, while the reward goes on."""
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.2)
+    os.kill(child, signal.SIGTERM)
+    os.waitpid(child, 0)
+    time.sleep(0.5)
+    return 1.0
+
+
+def by_sigterm(task: Any, output: str) -> float:
+    """What libraries do, which go without where they may not."""
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except ValueError:
+        return 1.0
+    return 0.0
+
+
+def reward_of(agent: Any, reward: Any, directory: Path, **options: Any) -> float:
+    trainer = agl.Trainer(agl.Baseline(), directory=directory, n_workers=2, progress=False, **options)
+    [entry] = trainer.fit(agl.wrap(agent, reward, name="solver"), TASKS).history
+    return entry["train/reward"]
+
+
+@pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.full)])
+@pytest.mark.parametrize("reward", [by_math_verify, by_loop, by_processes, by_child, by_sigterm])
+@pytest.mark.parametrize("kind", AGENTS)
+def test_it_works(kind: str, reward: Any, runners: Any, tmp_path: Path) -> None:
+    if reward is by_math_verify:
+        pytest.importorskip("math_verify")
+    assert reward_of(AGENTS[kind], reward, tmp_path, runners=runners) == 1.0
+
+
+@pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("reward", "what"),
+    [
+        (by_alarm, r"signal\.signal\(SIGALRM\)"),
+        (by_timer, r"signal\.setitimer"),
+        (by_alarm_unhandled, r"signal\.signal\(SIGPROF\)"),
+    ],
+)
+@pytest.mark.parametrize("kind", AGENTS)
+def test_or_ends_the_run_with_the_reward_the_signal_and_the_remedy(
+    kind: str, reward: Any, what: str, runners: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(MainThreadError) as raised:
+        reward_of(AGENTS[kind], reward, tmp_path, runners=runners)
+    assert raised.match(rf"the reward '{reward.__name__}' needs {what}.* at .*test_main_thread\.py:\d+")
+    assert raised.match("subprocess with timeout=")
+
+
+def test_an_agent_that_scores_itself_is_named_too(tmp_path: Path) -> None:
+    @agl.rollout
+    def solver(task: Any) -> float:
+        return by_alarm(task, "")
+
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False)
+    with pytest.raises(MainThreadError, match=r"agent 'solver' needs signal\.signal\(SIGALRM\)"):
+        trainer.fit(solver, TASKS)
+
+
+def test_an_evaluation_ends_too(tmp_path: Path) -> None:
+    with pytest.raises(MainThreadError, match="the reward 'by_alarm'"):
+        agl.evaluate(agl.wrap(answered, by_alarm), TASKS, {"now": None}, directory=tmp_path, progress=False)
+
+
+def in_rollout(function: Any) -> Any:
+    """The result of a function in a thread of a rollout."""
+    results: list[Any] = []
+
+    def body() -> None:
+        with tracing.running(tracing.RolloutContext("ro-1", 1, "a", select(None))):
+            try:
+                results.append(function())
+            except BaseException as error:
+                results.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_a_limit_of_math_verify_holds_and_leaves_nothing_pending() -> None:
+    utils = pytest.importorskip("math_verify.utils")
+
+    def endless() -> None:
+        while True:
+            time.sleep(0.01)
+
+    def limited() -> tuple[str, int]:
+        try:
+            utils.timeout(timeout_seconds=1)(endless)()
+        except sys.modules["math_verify.errors"].TimeoutException as error:
+            return type(error).__name__, sum(range(100_000))
+        return "", 0
+
+    assert in_rollout(limited) == ("TimeoutException", sum(range(100_000)))
+
+
+def test_outside_a_rollout_nothing_is_changed() -> None:
+    before = signal.alarm, signal.setitimer, sys.modules["_signal"].signal
+    with main_thread.watched():
+        assert signal.alarm is not before[0]
+        assert signal.setitimer(signal.ITIMER_PROF, 0.0) == (0.0, 0.0)
+        handler = signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        signal.signal(signal.SIGPROF, handler)
+    assert (signal.alarm, signal.setitimer, sys.modules["_signal"].signal) == before
+
+
+def test_math_verify_is_as_it_was_afterwards() -> None:
+    pytest.importorskip("math_verify")
+    names = [name for name in sys.modules if name.startswith("math_verify")]
+    for name in names:
+        del sys.modules[name]
+    with main_thread.watched():
+        import math_verify.metric
+
+        places = [sys.modules[f"math_verify.{part}"] for part in ("utils", "parser", "grader", "metric")]
+        assert all(hasattr(place.timeout, "_agl_original") for place in places)
+    assert [place.timeout for place in places] == [math_verify.utils.timeout] * 4
+    assert not hasattr(math_verify.utils.timeout, "_agl_original")
+
+
+def test_a_refusal_is_asked_for_once() -> None:
+    def twice() -> str:
+        caller = RewardCaller(by_alarm)
+        with pytest.raises(MainThreadError):
+            caller({}, "")
+        main_thread.require_none_refused("nobody")
+        return "done"
+
+    assert in_rollout(twice) == "done"
