@@ -128,7 +128,9 @@ def with_messages(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
         if call is not None:
             messages = {
                 semconv.INPUT_MESSAGES: write.history_json(sent[call.id]),
-                semconv.OUTPUT_MESSAGES: write.answer_json([dict(call.response)] if call.response else []),
+                semconv.OUTPUT_MESSAGES: write.answer_json(
+                    [dict(call.response)] if call.response and call.error is None else []
+                ),
             }
             span = replace(span, attributes={**span.attributes, **messages})
         result.append(span)
@@ -145,7 +147,7 @@ def _chat(inference: SpanInference, call: Call) -> Span:
         **{name: call.request.get(name) for name in (semconv.SYSTEM_PROMPTS, semconv.SYSTEM_PROMPT_LEFT)},
         **request_messages(call.request),
         semconv.OUTPUT_MESSAGES: write.answer_json(dict(call.response), [call.finish_reason])
-        if call.response
+        if call.response and call.error is None
         else None,
     }
     end = max(call.started_at, call.ended_at)

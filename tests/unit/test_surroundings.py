@@ -96,7 +96,7 @@ class Look(agl.Callback):
     def on_step(self, run: Any, entry: Any) -> None:
         self.see("callback on_step")
 
-    def on_end(self, *_: Any) -> None:
+    def on_end(self, run: Any, status: str) -> None:
         self.see("callback on_end")
 
 
@@ -123,13 +123,13 @@ class Log:
     def __init__(self, see: See) -> None:
         self.see = see
 
-    def start(self, *_: Any) -> None:
+    def start(self, run_id: str, config: Any, resumed_from: int | None) -> None:
         self.see("logger start")
 
-    def step(self, *_: Any) -> None:
+    def step(self, step: int, metrics: Any, samples: Any) -> None:
         self.see("logger step")
 
-    def end(self, *_: Any) -> None:
+    def end(self, status: str, summary: Any) -> None:
         self.see("logger end")
 
 
@@ -166,10 +166,10 @@ def function_agent(see: See) -> Any:
 
 def class_agent(see: See) -> Any:
     class Solver(agl.LitAgent):
-        def training_rollout(self, task: Any, *_: Any) -> float:
+        def training_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
             return see("agent")
 
-        def validation_rollout(self, task: Any, *_: Any) -> float:
+        def validation_rollout(self, task: Any, resources: Any, rollout: Any) -> float:
             return see("validation")
 
     return Solver()
@@ -177,7 +177,7 @@ def class_agent(see: See) -> Any:
 
 def async_class_agent(see: See) -> Any:
     class Solver(agl.LitAgent):
-        async def rollout_async(self, task: Any, *_: Any) -> float:
+        async def rollout_async(self, task: Any, resources: Any, rollout: Any) -> float:
             return see("agent")
 
     return Solver()

@@ -34,6 +34,7 @@ from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease, Report, RolloutResult
 from agl.trainer.runners.repeats import Repeats
 from agl.trainer.store.base import Store
+from agl.trainer.store.lost_answers import mark_lost_answers
 from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
     NOT_AGAIN,
@@ -416,7 +417,7 @@ class RunCoordinator:
     async def _finish(self, entry: _OpenLease, report: Report) -> None:
         lease = entry.lease
         try:
-            calls = await self._calls(entry)
+            calls = await mark_lost_answers(self.store, await self._calls(entry), report.spans)
         except AglError as error:
             calls, report = [], replace(report, error=report.error or error)
         if entry.lost is not None:
