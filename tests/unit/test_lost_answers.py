@@ -1,4 +1,4 @@
-"""Which calls count as never received; `tests/integration/test_lost_answers.py` loses answers of real SDKs."""
+"""Which calls count as never received; `tests/integration/test_lossy_network.py` loses answers of real SDKs."""
 
 from __future__ import annotations
 
