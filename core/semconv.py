@@ -45,6 +45,8 @@ MEMORY: Final = "memory"
 
 ROLLOUT_ID: Final = "agl.rollout.id"
 ATTEMPT: Final = "agl.attempt"
+SEQUENCE: Final = "agl.sequence"
+"""On spans that agl makes: a number that grows in the order in which they begin (`agl.mdp.order`)."""
 ROUTED: Final = "agl.routed"
 """On `chat` spans: whether the call went to the gateway."""
 RECEIVED: Final = "agl.received"

@@ -20,7 +20,7 @@ RESPONSE_HEADER = "x-agl-response-id"
 
 _LAST_EVENT = re.compile(
     rb"^(data: \[DONE\])|^event: response\.(?:completed|incomplete|failed)"
-    rb'|"finish_reason":"|"stop_reason":"|"finishReason":"',
+    rb'|"(?:finish_reason|stop_reason|finishReason)":\s*"',
     re.M,
 )
 """What ends a stream of any API; whoever reads no further has the whole answer. After the first of them no SDK does."""

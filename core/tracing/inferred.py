@@ -13,6 +13,7 @@ from typing import Any
 
 from agl import semconv
 from agl.errors import UnreadableMessageError
+from agl.mdp.order import in_order, numbers_of_calls
 from agl.mdp.spans import Span, recorded
 from agl.mdp.types import Call
 from agl.messages import Message, ToolCall, ToolResult, read, write
@@ -46,8 +47,10 @@ class SpanInference:
         attributes: Mapping[str, Any],
         error: str | None = None,
         span_id: str | None = None,
+        sequence: int | None = None,
     ) -> Span:
-        """The span of an LLM call."""
+        """The span of an LLM call; `sequence` is its number."""
+        attributes = {**attributes, semconv.SEQUENCE: sequence}
         where = {"parent_id": self.parent_id, "span_id": span_id, "start": start, "end": end}
         return recorded(self, semconv.CHAT, model, agent, attributes, error=error, **where)
 
@@ -56,19 +59,20 @@ class SpanInference:
         for call in calls:
             self._issued[call.id] = call, chat
 
-    def tools(self, results: Mapping[str, ToolResult], before: float) -> list[Span]:
+    def tools(self, results: Mapping[str, ToolResult], before: float, sequence: int | None = None) -> list[Span]:
         """The spans of tools with results that appear first in a request at `before`.
 
         Args:
             results: tool call id -> result, of the request.
-            before: when the request was sent, in seconds since the epoch.
+            before: when the request was sent, in seconds since the epoch. sequence: the request's number.
         """
         spans = []
-        for call_id, result in results.items():
+        for left, (call_id, result) in zip(reversed(range(len(results))), results.items(), strict=True):
             if (issued := self._issued.pop(call_id, None)) is None:
                 continue
             call, chat = issued
             facts = {semconv.TOOL_NAME: call.name, semconv.TOOL_CALL_ID: call_id, semconv.INFERRED: True}
+            facts[semconv.SEQUENCE] = None if sequence is None else sequence - 1 - left
             if self.capture_content:
                 facts |= {semconv.TOOL_CALL_ARGUMENTS: call.json_arguments, semconv.TOOL_CALL_RESULT: result.text}
             error = (result.text if self.capture_content else "the tool failed") if result.failed else None
@@ -95,13 +99,14 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     first = spans[0] if spans else unseen[0]
     trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
     inference = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
-    inferred = [_chat(inference, call) for call in unseen]
+    numbers = numbers_of_calls(calls, spans)
+    inferred = [_chat(inference, call, numbers[call.id]) for call in unseen]
     run_or_followed = (semconv.EXECUTE_TOOL, semconv.HANDOFF)
     known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in spans if s.operation in run_or_followed}
     known_tools |= {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
-    for span in sorted([*chats, *inferred], key=lambda s: s.start):
+    for span in in_order([*chats, *inferred]):
         results = {r.id: r for message in _readable(read.sent, span) for r in message.tool_results}
-        tools = inference.tools(results, span.start)
+        tools = inference.tools(results, span.start, span.sequence)
         inferred += [t for t in tools if t.attributes[semconv.TOOL_CALL_ID] not in known_tools]
         inference.asks(span, [c for message in _readable(read.said, span) for c in message.tool_calls if c.id])
     return [*spans, *inferred]
@@ -137,7 +142,7 @@ def with_messages(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
     return result
 
 
-def _chat(inference: SpanInference, call: Call) -> Span:
+def _chat(inference: SpanInference, call: Call, sequence: int) -> Span:
     facts = {
         semconv.ROUTED: call.policy is not None or None,
         semconv.RESPONSE_ID: call.id,
@@ -152,7 +157,7 @@ def _chat(inference: SpanInference, call: Call) -> Span:
     }
     end = max(call.started_at, call.ended_at)
     return inference.chat(
-        call.agent, call.policy or "", call.started_at, end, facts, call.error, span_id=_digest(call.id)
+        call.agent, call.policy or "", call.started_at, end, facts, call.error, _digest(call.id), sequence
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from time import time_ns
+from time import monotonic_ns, time_ns
 from typing import Any
 
 from opentelemetry.attributes import BoundedAttributes
@@ -57,6 +57,7 @@ class OpenSpan(Span):
         self._lock, self._limits = _LOCK, _UNLIMITED
         self._span_processor = provider._active_span_processor
         self._start_time = time_ns()
+        self._epoch = self._start_time - monotonic_ns()
         self._span_processor.on_start(self)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
@@ -72,7 +73,8 @@ class OpenSpan(Span):
     def end(self, end_time: int | None = None) -> None:
         """End the span; a second call does nothing."""
         if self._end_time is None:
-            self._end_time = end_time or time_ns()
+            # By the monotonic clock: the wall clock may have been set since.
+            self._end_time = end_time or max(self._start_time or 0, self._epoch + monotonic_ns())
             self._span_processor.on_end(self)
 
     def finished(self, rollout_id: str, attempt: int) -> plain.Span:

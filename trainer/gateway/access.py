@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,7 +135,7 @@ class PendingRequest:
         index: its number in the attempt, from 0.
         response_id: of the answer, and of the call recorded for its first choice.
         span_id: of the client's span, hex.
-        started_at: epoch seconds.
+        started_at: epoch seconds. began: the same moment by the monotonic clock.
         retry: how often the client had sent the same request before, as its SDK says.
         request: what it requests, once that is read.
         task: what serves it, while it is being served.
@@ -149,6 +150,7 @@ class PendingRequest:
     response_id: str
     span_id: str | None
     started_at: float
+    began: float = field(default_factory=time.monotonic)
     retry: int = 0
     request: ChatRequest | None = None
     task: asyncio.Task[Any] | None = None

@@ -208,7 +208,9 @@ class Gateway:
             span_id: of the client's span, hex. retry: how often the client had sent the same request before.
         """
         policy = access.selection.policy_for(agent)
-        pending = PendingRequest(access, agent, policy, access.request_count, response_id, span_id, time.time(), retry)
+        pending = PendingRequest(
+            access, agent, policy, access.request_count, response_id, span_id, time.time(), retry=retry
+        )
         access.request_count += 1
         access.pending.add(pending)
         return pending
@@ -403,7 +405,7 @@ class Gateway:
             prompt_ids=choice.prompt,
             span_id=pending.span_id,
             started_at=pending.started_at,
-            ended_at=time.time(),
+            ended_at=pending.started_at + time.monotonic() - pending.began,
             **outcome,
         )
         choice.recorded = True

@@ -22,6 +22,7 @@ from agl.agents.resources import resource_from_json
 from agl.errors import AglError, AttemptOverError, GatewayError, RewardError, RolloutError, RolloutTimeoutError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.faults import find_fault
+from agl.mdp.order import number_after
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
@@ -450,7 +451,7 @@ class RunCoordinator:
         # Where the agent's exception did not leave the attempt, an error is that of a hook.
         if fault is None or index.root is None or (report.error is not None and index.root.status != "error"):
             return report
-        span = fault.span(index.root)
+        span = fault.span(index.root, number_after(report.spans))
         await self.store.add_spans([span])
         lines = [x for x in (report.traceback or "").splitlines() if not x.lstrip().startswith("->")]
         return Report((*report.spans, span), None, "\n".join([*lines, str(fault)]))

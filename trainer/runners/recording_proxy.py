@@ -25,6 +25,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agl import semconv
+from agl.mdp.order import next_number
 from agl.mdp.spans import Span
 from agl.messages import google
 from agl.tracing import otlp, propagation
@@ -236,7 +237,7 @@ class RecordingProxy:
             await asyncio.shield(asyncio.ensure_future(answer.aclose()))
 
     async def _record(self, call: _Call, answer: httpx.Response, body: bytes, error: str | None) -> None:
-        call.ended = time.time()
+        call.ended = call.started + time.monotonic() - call.began
         await asyncio.to_thread(call.read_answer, answer, body)
         call.further = await asyncio.to_thread(self._further_facts, call, answer, body)
         await self._add([call.span(error)])
@@ -261,6 +262,7 @@ class _Call:
         self.inference, self.provider, self.base, self.replaced = inference, provider, base, replaced
         self.agent = request.path_params["agent"]
         self.started = self.ended = time.time()
+        self.began, self.sequence = time.monotonic(), next_number()
         self.client = request.headers.get("user-agent")
         self.status: int | None = None
         self.answer = ResponseAccumulator()
@@ -277,7 +279,7 @@ class _Call:
 
     def tools(self) -> list[Span]:
         """The spans of the tools whose results the request has."""
-        return self.inference.tools(tool_results(self.body), self.started)
+        return self.inference.tools(tool_results(self.body), self.started, self.sequence)
 
     def read_answer(self, answer: httpx.Response, body: bytes) -> None:
         """Read the answer, whose body may be incomplete."""
@@ -307,7 +309,7 @@ class _Call:
         facts = {k: self._without_keys(v) if isinstance(v, str) else v for k, v in facts.items()}
         model = str(self.body.get("model") or "")
         why = None if why is None else self._without_keys(why)
-        span = self.inference.chat(self.agent, model, self.started, max(self.started, self.ended), facts, why)
+        span = self.inference.chat(self.agent, model, self.started, self.ended, facts, why, sequence=self.sequence)
         self.inference.asks(span, self.answer.tool_calls())
         return span
 

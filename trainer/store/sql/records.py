@@ -6,11 +6,11 @@ Of a prompt that continues its parent call only the suffix is stored, so a rollo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Connection, Table, Text, bindparam, select, update
 
+from agl.mdp.order import in_order
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.trainer.store.sql import codec, statements
@@ -113,12 +113,12 @@ def add_spans(connection: Connection, each: Sequence[Sequence[Span]]) -> list[No
 
 
 def query_spans(connection: Connection, attempts: Sequence[tuple[str, int | None]]) -> list[list[Span]]:
-    """The spans of rollouts (id, attempt or None for all), by start time."""
+    """The spans of rollouts (id, attempt or None for all), in the order in which they began."""
     spans: dict[tuple[str, int | None], list[Span]] = {}
     for rollout_id, n in attempts:
         rows = connection.execute(_SPANS if n is None else _SPANS_OF_ATTEMPT, {"id": rollout_id, "n": n})
         # The database would copy whole rows to sort them.
-        spans[rollout_id, n] = sorted(map(codec.to_span, rows), key=attrgetter("start", "span_id"))
+        spans[rollout_id, n] = in_order(map(codec.to_span, rows))
     return [spans[key] for key in attempts]
 
 
