@@ -12,10 +12,12 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -29,9 +31,11 @@ import agl
 from agl import semconv, tracing
 from agl.agents import registry as plugins
 from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.order import in_order
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.messages import Other, Text, ToolCall, read
+from agl.rewards.trace import Trace
 from agl.testing.capabilities import Row, capability, declared_by
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
 from agl.testing.subject import GAPS, KEY, NO_NUMBERS, Subject, ToolFailed, add, tool_result, uses_add
@@ -102,6 +106,24 @@ class Conformance:
             reasons = [reason for s in chats for reason in s.attributes[semconv.FINISH_REASONS]]
             assert reasons == [*subject.finish_reasons]
         assert {s.status for s in rollout.spans} == {"unset"}
+
+    def test_order_and_durations_are_right_while_the_clock_is_set_back(
+        self, subject: Subject, provider: Provider, gateway: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each reading of the wall clock is an hour before the last."""
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(context(subject, gateway)):
+            now, hours = time.time_ns(), itertools.count()
+            monkeypatch.setattr(time, "time_ns", lambda: now - next(hours) * 3600 * 10**9)
+            do(subject, agent)
+            trace = Trace.now()
+            monkeypatch.undo()
+        assert trace is not None
+        assert [s.span_id for s in trace.calls] == [seen.traceparent_span for seen in gateway.seen]
+        ran = [s.operation for s in in_order(trace.spans) if s.operation in (semconv.CHAT, semconv.EXECUTE_TOOL)]
+        if subject.traces_tools == 1 and len(trace.calls) == 2:
+            assert ran == [semconv.CHAT, semconv.EXECUTE_TOOL, semconv.CHAT]
+        assert all(0 <= span.end - span.start < 60 for span in trace.spans)
 
     @capability("agents are distinguished by name", needs="names_agents")
     @capability("a tool's run is a span: name, arguments, result", needs="traces_tools")

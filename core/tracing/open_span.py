@@ -7,8 +7,8 @@ copy and lock each attribute on its way in and out.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
-from time import monotonic_ns, time_ns
 from typing import Any
 
 from opentelemetry.attributes import BoundedAttributes
@@ -56,8 +56,8 @@ class OpenSpan(Span):
         )
         self._lock, self._limits = _LOCK, _UNLIMITED
         self._span_processor = provider._active_span_processor
-        self._start_time = time_ns()
-        self._epoch = self._start_time - monotonic_ns()
+        self._start_time = time.time_ns()
+        self._epoch = self._start_time - time.monotonic_ns()
         self._span_processor.on_start(self)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class OpenSpan(Span):
         """End the span; a second call does nothing."""
         if self._end_time is None:
             # By the monotonic clock: the wall clock may have been set since.
-            self._end_time = end_time or max(self._start_time or 0, self._epoch + monotonic_ns())
+            self._end_time = end_time or max(self._start_time or 0, self._epoch + time.monotonic_ns())
             self._span_processor.on_end(self)
 
     def finished(self, rollout_id: str, attempt: int) -> plain.Span:
