@@ -107,6 +107,7 @@ class Conformance:
             assert reasons == [*subject.finish_reasons]
         assert {s.status for s in rollout.spans} == {"unset"}
 
+    @capability("calls and tools are in order though the clock is set back")
     def test_order_and_durations_are_right_while_the_clock_is_set_back(
         self, subject: Subject, provider: Provider, gateway: Provider, monkeypatch: pytest.MonkeyPatch
     ) -> None:
