@@ -65,10 +65,10 @@ class Fault:
                 return cls(str(cause), span.agent or "", str(call_id), span.status_message or "")
         return None
 
-    def span(self, root: Span) -> Span:
-        """The record of this fault in the attempt with this root span."""
+    def span(self, root: Span, sequence: int) -> Span:
+        """The record of this fault, with this number, in the attempt with this root span."""
         now = time.time()
-        facts = {semconv.FAULT_CAUSE: self.cause, semconv.FAULT_CALL: self.call_id}
+        facts = {semconv.FAULT_CAUSE: self.cause, semconv.FAULT_CALL: self.call_id, semconv.SEQUENCE: sequence}
         where = {"parent_id": root.span_id, "start": now, "end": now}
         return recorded(root, semconv.POLICY_FAULT, self.cause, self.agent, facts, error=self.error, **where)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl import semconv
+from agl.mdp.order import in_order
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.mdp.tool_runs import is_answered, persons_answers, tool_name
@@ -76,14 +77,13 @@ def tool_outcomes(index: SpanIndex) -> list[ToolOutcome]:
     outcomes = [_of_span(s, index) for s in runs if not _is_inner(s, index)]
     # A result of a tool that has spans without ids may belong to one of these: it is counted once.
     outcomes += [o for o in _of_results(index) if o.tool_call_id not in known_ids and o.tool not in tools_without_id]
-    start = {s.span_id: s.start for s in tools}
+    place = {s.span_id: i for i, s in enumerate(in_order(tools))}
 
     def order(outcome: ToolOutcome) -> tuple[Any, ...]:
         call, issued = outcome.call, (len(index.calls), "", 0)
         if call is not None and outcome.tool_call_id in call.tool_call_ids:
             issued = (call.index, call.id, call.tool_call_ids.index(outcome.tool_call_id))
-        # Time only orders the runs of one tool call, for readers.
-        return (*issued, start.get(outcome.span_id or "", 0.0), outcome.span_id or "")
+        return (*issued, place.get(outcome.span_id or "", 0), outcome.span_id or "")
 
     return sorted(outcomes, key=order)
 
@@ -95,7 +95,7 @@ def handoffs(index: SpanIndex) -> list[Handoff]:
     this agent made in the span around the handoff.
     """
     matches = []
-    for span in index.spans.values():
+    for span in in_order(index.spans.values()):
         to = span.attributes.get(semconv.HANDOFF_TO)
         if to is None or (span.operation == semconv.EXECUTE_TOOL and (_failed(span) or _is_inner(span, index))):
             continue
@@ -103,9 +103,8 @@ def handoffs(index: SpanIndex) -> list[Handoff]:
         call = index.issuing_call(span)
         if call is None and _id(span) is None and span.parent_id is not None:
             call = index.last_call(span.parent_id, from_agent)
-        matches.append((Handoff(from_agent, str(to), call, span.span_id), span.start))
-    matches.sort(key=lambda m: (m[0].call.index if m[0].call else len(index.calls), m[1], m[0].span_id))
-    return [handoff for handoff, _ in matches]
+        matches.append(Handoff(from_agent, str(to), call, span.span_id))
+    return sorted(matches, key=lambda handoff: handoff.call.index if handoff.call else len(index.calls))
 
 
 def _of_span(span: Span, index: SpanIndex) -> ToolOutcome:

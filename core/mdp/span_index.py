@@ -99,8 +99,11 @@ class SpanIndex:
 
 def _covered(spans: Sequence[Span]) -> float:
     """Seconds in which at least one of the spans was open."""
+    # A sequence number is a time of the monotonic clock, too.
+    numbers = [span.sequence for span in spans]
+    begun = [span.start if None in numbers else (span.sequence or 0) / 1e9 for span in spans]
     seconds, until = 0.0, -math.inf
-    for span in sorted(spans, key=lambda span: span.start):
-        seconds += max(0.0, span.end - max(span.start, until))
-        until = max(until, span.end)
+    for start, duration in sorted((b, s.end - s.start) for b, s in zip(begun, spans, strict=True)):
+        seconds += max(0.0, start + duration - max(start, until))
+        until = max(until, start + duration)
     return seconds

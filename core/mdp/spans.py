@@ -30,7 +30,7 @@ class Span:
         trace_id, span_id, parent_id: hex (32, 16, 16 digits); `parent_id` None for a root.
         rollout_id, attempt: identify the attempt.
         name: as OTel GenAI names it: `invoke_agent writer`, `chat gpt-x`, `execute_tool calculator`.
-        start, end: seconds since the epoch.
+        start, end: seconds since the epoch, for readers; `agl.mdp.order` says which span began first.
         status: "unset", "ok" or "error".
         status_message: what went wrong.
         attributes: OTel GenAI attributes plus `agl.*`.
@@ -61,10 +61,21 @@ class Span:
         return self.operation == semconv.EXECUTE_TOOL and not self.attributes.get(semconv.PAUSED)
 
     @property
+    def sequence(self) -> int | None:
+        """`agl.sequence`: its place among the attempt's spans; None if it has none."""
+        return sequence_of(self.attributes)
+
+    @property
     def agent(self) -> str | None:
         """`gen_ai.agent.name`."""
         name = self.attributes.get(semconv.AGENT_NAME)
         return None if name is None else str(name)
+
+
+def sequence_of(attributes: Mapping[str, Any]) -> int | None:
+    """`agl.sequence` of a span with these attributes; None if it has none."""
+    number = attributes.get(semconv.SEQUENCE)
+    return number if type(number) is int else None
 
 
 class Attempt(Protocol):

@@ -16,6 +16,7 @@ from agl import semconv
 from agl.errors import ConfigError, RewardError, described, nearest
 from agl.mdp import spans
 from agl.mdp.builder import AttemptTrajectory, CreditedReward
+from agl.mdp.order import number_after
 from agl.mdp.outcomes import handoffs, tool_outcomes
 from agl.mdp.selection import AgentFilter, Selection, select
 from agl.mdp.span_index import SpanIndex
@@ -213,11 +214,11 @@ def reward_spans(credited: Sequence[CreditedReward], index: SpanIndex) -> list[S
     if root is None:
         return []
     now, made = time.time(), []
+    first = number_after(index.spans.values())
     for i, (reward, call_id) in enumerate(credited):
         parent = index.spans.get(reward.span_id or "", root)
-        # Stores return spans in order of time; a microsecond each keeps the order.
         at = now + i * 1e-6
-        facts = {**reward.attributes, semconv.REWARD_CALL: call_id or ""}
+        facts = {**reward.attributes, semconv.REWARD_CALL: call_id or "", semconv.SEQUENCE: first + i}
         events = (spans.Event(semconv.EVALUATION, at, evaluation(reward, call_id)),)
         agent, where = parent.agent or root.agent or "", {"parent_id": parent.span_id, "start": at, "end": at}
         made.append(spans.recorded(root, semconv.REWARD, reward.name, agent, facts, events=events, **where))

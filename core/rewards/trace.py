@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agl import semconv, tracing
+from agl.mdp.order import in_order
 from agl.mdp.selection import AgentFilter, select
 from agl.mdp.spans import Span
 from agl.mdp.tool_runs import joined
@@ -73,7 +74,7 @@ class Trace:
         unsent = [s for s in self.tools if ids[s.span_id] not in known and (ids[s.span_id] or not known)]
         said: list[tuple[str, Mapping[str, Any]]] = []
         earlier: dict[str, list[list[Message]]] = {}
-        for span in sorted([*self.calls, *unsent], key=lambda s: s.start):
+        for span in in_order([*self.calls, *unsent]):
             agent = span.agent or self.agent
             if span.operation == semconv.EXECUTE_TOOL:
                 facts = span.attributes
@@ -128,8 +129,9 @@ class Trace:
         return replace(self, spans=spans)
 
     def _of(self, operation: str) -> tuple[Span, ...]:
-        spans = (s for s in self.spans if s.operation == operation and not s.attributes.get(semconv.UNTRAINED))
-        return tuple(sorted(spans, key=lambda s: s.start))
+        return tuple(
+            s for s in in_order(self.spans) if s.operation == operation and not s.attributes.get(semconv.UNTRAINED)
+        )
 
 
 def response_text(call: Span) -> str | None:

@@ -12,10 +12,12 @@ import asyncio
 import contextlib
 import copy
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, get_args
 
@@ -29,11 +31,13 @@ import agl
 from agl import semconv, tracing
 from agl.agents import registry as plugins
 from agl.agents.agent import Outcome, RolloutInfo
+from agl.mdp.order import in_order
 from agl.mdp.outcomes import tool_outcomes
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.messages import Other, Text, ToolCall, read
 from agl.messages.tool_output import tool_output
+from agl.rewards.trace import Trace
 from agl.testing.capabilities import Row, capability, declared_by
 from agl.testing.open_calls import OpenCalls
 from agl.testing.provider import Provider, Reply, Script, Seen, last_said, serve
@@ -147,6 +151,25 @@ class Conformance(OpenCalls):
             reasons = [reason for s in chats for reason in s.attributes[semconv.FINISH_REASONS]]
             assert reasons == [*subject.finish_reasons]
         assert {s.status for s in rollout.spans} == {"unset"}
+
+    @capability("calls and tools are in order though the clock is set back")
+    def test_order_and_durations_are_right_while_the_clock_is_set_back(
+        self, subject: Subject, provider: Provider, gateway: Provider, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each reading of the wall clock is an hour before the last."""
+        agent = subject.agent(provider.url, "solver")
+        with instrumented(subject), tracing.running(context(subject, gateway)):
+            now, hours = time.time_ns(), itertools.count()
+            monkeypatch.setattr(time, "time_ns", lambda: now - next(hours) * 3600 * 10**9)
+            do(subject, agent)
+            trace = Trace.now()
+            monkeypatch.undo()
+        assert trace is not None
+        assert [s.span_id for s in trace.calls] == [seen.traceparent_span for seen in gateway.seen]
+        ran = [s.operation for s in in_order(trace.spans) if s.operation in (semconv.CHAT, semconv.EXECUTE_TOOL)]
+        if subject.traces_tools == 1 and len(trace.calls) == 2:
+            assert ran == [semconv.CHAT, semconv.EXECUTE_TOOL, semconv.CHAT]
+        assert all(0 <= span.end - span.start < 60 for span in trace.spans)
 
     @capability("agents are distinguished by name", needs="names_agents")
     @capability("a tool's run is a span: name, arguments, result", needs="traces_tools")

@@ -21,6 +21,7 @@ from opentelemetry.trace import Status, StatusCode
 
 from agl import semconv
 from agl.errors import ConfigError, described
+from agl.mdp.order import next_number
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
 from agl.tracing import otel_sdk
@@ -259,6 +260,7 @@ def _start_span(
         semconv.AGENT_NAME: agent,
         semconv.ROLLOUT_ID: rollout.rollout_id,
         semconv.ATTEMPT: rollout.attempt,
+        semconv.SEQUENCE: next_number(),
         **(attributes or {}),
     }
     return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts, content=rollout.capture_content)

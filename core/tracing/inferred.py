@@ -13,6 +13,7 @@ from typing import Any
 
 from agl import semconv
 from agl.errors import UnreadableMessageError
+from agl.mdp.order import in_order, numbers_of_calls
 from agl.mdp.spans import Span, recorded
 from agl.mdp.tool_runs import is_answered, joined, persons_answers, tool_name
 from agl.mdp.types import Call
@@ -48,8 +49,10 @@ class SpanInference:
         attributes: Mapping[str, Any],
         error: str | None = None,
         span_id: str | None = None,
+        sequence: int | None = None,
     ) -> Span:
-        """The span of an LLM call."""
+        """The span of an LLM call; `sequence` is its number."""
+        attributes = {**attributes, semconv.SEQUENCE: sequence}
         where = {"parent_id": self.parent_id, "span_id": span_id, "start": start, "end": end}
         return recorded(self, semconv.CHAT, model, agent, attributes, error=error, **where)
 
@@ -58,15 +61,15 @@ class SpanInference:
         for call in calls:
             self._issued[call.id] = call, chat
 
-    def tools(self, results: Mapping[str, ToolResult], before: float) -> list[Span]:
+    def tools(self, results: Mapping[str, ToolResult], before: float, sequence: int | None = None) -> list[Span]:
         """The spans of tools with results that appear first in a request at `before`.
 
         Args:
             results: tool call id -> result, of the request.
-            before: when the request was sent, in seconds since the epoch.
+            before: when the request was sent, in seconds since the epoch. sequence: the request's number.
         """
         spans = []
-        for call_id, result in results.items():
+        for left, (call_id, result) in zip(reversed(range(len(results))), results.items(), strict=True):
             if (issued := self._issued.pop(call_id, None)) is None:
                 continue
             call, chat = issued
@@ -77,6 +80,7 @@ class SpanInference:
                 semconv.TOOL_CALL_ID: call_id,
                 semconv.INFERRED: True,
                 semconv.FAILED_BY_RESULT: by_result or None,
+                semconv.SEQUENCE: None if sequence is None else sequence - 1 - left,
             }
             if self.capture_content:
                 facts |= {semconv.TOOL_CALL_ARGUMENTS: call.json_arguments, semconv.TOOL_CALL_RESULT: result.text}
@@ -108,7 +112,8 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     first = spans[0] if spans else unseen[0]
     trace_id = root.trace_id if root else _digest(first.rollout_id) * 2
     inference = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
-    inferred = [_chat(inference, call) for call in unseen]
+    numbers = numbers_of_calls(calls, spans)
+    inferred = [_chat(inference, call, numbers[call.id]) for call in unseen]
     run_or_followed = (s for s in spans if s.is_tool_run or s.operation == semconv.HANDOFF)
     known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in run_or_followed}
     known_tools |= {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
@@ -116,9 +121,9 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     tools_without_id = {
         tool_name(s) for s in spans if s.operation == semconv.EXECUTE_TOOL and semconv.TOOL_CALL_ID not in s.attributes
     }
-    for span in sorted([*chats, *inferred], key=lambda s: s.start):
+    for span in in_order([*chats, *inferred]):
         results = {r.id: r for message in _readable(read.sent, span) for r in message.tool_results}
-        tools = inference.tools(results, span.start)
+        tools = inference.tools(results, span.start, span.sequence)
         # A result of a tool that has spans without ids may be that of one of these.
         inferred += [
             t
@@ -152,14 +157,16 @@ def with_messages(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
         if call is not None:
             messages = {
                 semconv.INPUT_MESSAGES: write.history_json(sent[call.id]),
-                semconv.OUTPUT_MESSAGES: write.answer_json([dict(call.response)] if call.response else []),
+                semconv.OUTPUT_MESSAGES: write.answer_json(
+                    [dict(call.response)] if call.response and call.error is None else []
+                ),
             }
             span = replace(span, attributes={**span.attributes, **messages})
         result.append(span)
     return result
 
 
-def _chat(inference: SpanInference, call: Call) -> Span:
+def _chat(inference: SpanInference, call: Call, sequence: int) -> Span:
     facts = {
         semconv.ROUTED: call.policy is not None or None,
         semconv.RESPONSE_ID: call.id,
@@ -169,12 +176,12 @@ def _chat(inference: SpanInference, call: Call) -> Span:
         **{name: call.request.get(name) for name in (semconv.SYSTEM_PROMPTS, semconv.SYSTEM_PROMPT_LEFT)},
         **request_messages(call.request),
         semconv.OUTPUT_MESSAGES: write.answer_json(dict(call.response), [call.finish_reason])
-        if call.response
+        if call.response and call.error is None
         else None,
     }
     end = max(call.started_at, call.ended_at)
     return inference.chat(
-        call.agent, call.policy or "", call.started_at, end, facts, call.error, span_id=_digest(call.id)
+        call.agent, call.policy or "", call.started_at, end, facts, call.error, _digest(call.id), sequence
     )
 
 

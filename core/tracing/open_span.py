@@ -7,8 +7,8 @@ copy and lock each attribute on its way in and out.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
-from time import time_ns
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -67,7 +67,8 @@ class OpenSpan(Span):
         )
         self._lock, self._limits = _LOCK, UNLIMITED
         self._span_processor = provider._active_span_processor
-        self._start_time = time_ns()
+        self._start_time = time.time_ns()
+        self._epoch = self._start_time - time.monotonic_ns()
         self._span_processor.on_start(self)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
@@ -100,7 +101,8 @@ class OpenSpan(Span):
     def end(self, end_time: int | None = None) -> None:
         """End the span; a second call does nothing."""
         if self._end_time is None:
-            self._end_time = end_time or time_ns()
+            # By the monotonic clock: the wall clock may have been set since.
+            self._end_time = end_time or max(self._start_time or 0, self._epoch + time.monotonic_ns())
             self._span_processor.on_end(self)
 
     def finished(self, rollout_id: str, attempt: int) -> plain.Span:

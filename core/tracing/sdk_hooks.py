@@ -30,7 +30,7 @@ from typing import Any, Protocol, Self
 
 from agl import semconv
 from agl.messages import google
-from agl.tracing import context, http_hooks
+from agl.tracing import arrivals, context, http_hooks
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
@@ -301,6 +301,7 @@ class _RoutedRequest:
         stainless = {k: v for k, v in headers.items() if k.lower().startswith("x-stainless")}
         options.headers = {**stainless, "Authorization": f"Bearer {rollout.key}", _TRACEPARENT: self.scope.traceparent}
         options.headers["Content-Type"] = "application/json"
+        arrivals.expect(self.scope)
         options.params = {}
         for limit in ("timeout", "max_retries"):
             if type(getattr(options, limit, None)).__name__ in ("NotGiven", "Omit"):
@@ -438,7 +439,9 @@ def _new_client(sdk: str, *, is_async: bool) -> Any:
             for name in list(request.headers):
                 if name.lower() not in _ALLOWED_HEADERS and not name.lower().startswith("x-stainless-"):
                     del request.headers[name]
-            return super().send(request, **options)
+            arrival, stream = arrivals.Arrival(request.headers[_TRACEPARENT]), bool(options.get("stream"))
+            sent: Any = super().send(request, **options)
+            return (arrival.of_async if is_async else arrival.of)(sent, library, stream=stream)
 
     client = GatewayHttp(trust_env=False, limits=library.Limits(max_connections=1000, max_keepalive_connections=100))
     if sdk == GENAI:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as _pool
 from typing import Any, TypeVar
 
+from agl.surroundings import start_thread
 from agl.tracing import context
 from agl.tracing.context import Scope
 
@@ -55,7 +55,6 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    values = contextvars.copy_context()
 
     def resolve(set_value: Callable[[Any], None], value: Any) -> None:
         if not done.done():
@@ -63,14 +62,14 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     def body() -> None:
         try:
-            outcome: tuple[Callable[[Any], None], Any] = (done.set_result, values.run(function))
+            outcome: tuple[Callable[[Any], None], Any] = (done.set_result, function())
         except BaseException as error:
             outcome = (done.set_exception, error)
         # The loop may have been closed meanwhile: nobody waits any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(resolve, *outcome)
 
-    threading.Thread(target=body, name="agl-call", daemon=True).start()
+    start_thread(body, "agl-call")
     return await done
 
 

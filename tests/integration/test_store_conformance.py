@@ -633,6 +633,22 @@ def test_a_call_that_is_there_already_stays_as_it_is(store: Store) -> None:
     asyncio.run(scenario())
 
 
+def test_a_call_whose_answer_was_lost_is_marked_afterwards(store: Store) -> None:
+    """Once, and whatever else its record is stays."""
+    answered = dataclasses.replace(call("r", 0, [1], [2]), response={"content": "x"})
+    calls = [answered, call("r", 1, [1, 2, 3], [4], parent="r/0")]
+    lost = dataclasses.replace(calls[0], finish_reason="cancelled", error="lost")
+
+    async def scenario() -> None:
+        await store.add_calls(calls)
+        await store.add_calls([dataclasses.replace(lost, response={}, agent="another")])
+        assert_same_calls(await store.query_calls("r"), [lost, calls[1]])
+        await store.add_calls([dataclasses.replace(lost, error="another reason")])
+        assert_same_calls(await store.query_calls("r"), [lost, calls[1]])
+
+    asyncio.run(scenario())
+
+
 token_lists = st.lists(st.integers(0, 3), max_size=4)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from agl import semconv
 from agl.errors import DatasetError
 from agl.mdp.faults import Fault
+from agl.mdp.order import in_order
 from agl.mdp.spans import Span
 from agl.tracing.inferred import completed, totals
 from agl.trainer.report import prices, statistics
@@ -203,7 +204,7 @@ def _transcript(spans: Sequence[Span]) -> str:
         semconv.EXCEPTION,
         semconv.POLICY_FAULT,
     )
-    text = "\n".join(line(s).plain for s in sorted(spans, key=lambda s: (s.start, s.end)) if s.operation in shown)
+    text = "\n".join(line(s).plain for s in in_order(spans) if s.operation in shown)
     return text if len(text) <= TRANSCRIPT else f"{text[: TRANSCRIPT - 1]}…"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from agl.mdp.selection import Selection
 from agl.mdp.types import Call
 from agl.tracing.system_prompts import SystemPrompts
+from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
 from agl.trainer.gateway.stored_responses import StoredResponses
@@ -133,7 +135,9 @@ class PendingRequest:
         index: its number in the attempt, from 0.
         response_id: of the answer, and of the call recorded for its first choice.
         span_id: of the client's span, hex.
-        started_at: epoch seconds.
+        started_at: epoch seconds. began: the same moment by the monotonic clock.
+        retry: how often the client had sent the same request before, as its SDK says.
+        request: what it requests, once that is read.
         task: what serves it, while it is being served.
         cancel_cause: why the gateway cancelled it; None if the gateway did not.
         recorded: whether its calls are recorded.
@@ -146,6 +150,9 @@ class PendingRequest:
     response_id: str
     span_id: str | None
     started_at: float
+    began: float = field(default_factory=time.monotonic)
+    retry: int = 0
+    request: ChatRequest | None = None
     task: asyncio.Task[Any] | None = None
     cancel_cause: RequestError | None = None
     recorded: bool = False
@@ -153,6 +160,14 @@ class PendingRequest:
     def call_id(self, choice: int) -> str:
         """The id of the call that is recorded for a choice."""
         return f"{self.response_id}:{choice}" if choice else self.response_id
+
+    def replaces(self, other: PendingRequest) -> bool:
+        """Whether the client has given `other` up and sent it again as this one."""
+        return (self.agent, self.span_id, self.request) == (
+            other.agent,
+            other.span_id,
+            other.request,
+        ) and self.retry > other.retry
 
     def cancel(self, cause: RequestError) -> None:
         """Cancel it; the client gets `cause`, or the cause of an earlier cancellation."""

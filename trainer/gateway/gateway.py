@@ -18,6 +18,7 @@ from typing import Any
 from agl.errors import GatewayError
 from agl.extras import install_line
 from agl.mdp.faults import CONTEXT_LENGTH
+from agl.mdp.lost_answers import RETRY
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
@@ -197,15 +198,19 @@ class Gateway:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def begin_request(self, access: Access, agent: str, response_id: str, span_id: str | None = None) -> PendingRequest:
+    def begin_request(
+        self, access: Access, agent: str, response_id: str, span_id: str | None = None, retry: int = 0
+    ) -> PendingRequest:
         """Register the arrival of a request. `complete` or `refuse` must follow.
 
         Args:
             access: its attempt. agent: the name of the agent that sent it. response_id: of the answer.
-            span_id: of the client's span, hex.
+            span_id: of the client's span, hex. retry: how often the client had sent the same request before.
         """
         policy = access.selection.policy_for(agent)
-        pending = PendingRequest(access, agent, policy, access.request_count, response_id, span_id, time.time())
+        pending = PendingRequest(
+            access, agent, policy, access.request_count, response_id, span_id, time.time(), retry=retry
+        )
         access.request_count += 1
         access.pending.add(pending)
         return pending
@@ -226,7 +231,10 @@ class Gateway:
         # The attempt was closed while the body was read.
         if pending.recorded:
             raise invalid_key(pending.access.rollout_id, pending.access.attempt)
-        pending.task = asyncio.current_task()
+        pending.task, pending.request = asyncio.current_task(), request
+        for other in list(pending.access.pending) if pending.retry else ():
+            if pending.replaces(other):
+                other.cancel(RequestError(499, "the client has sent the request again", code="sent_again"))
         choices: list[Choice] = []
         try:
             served = self.served(pending.policy)
@@ -385,6 +393,8 @@ class Gateway:
 
     def _record(self, pending: PendingRequest, choice: Choice, **outcome: Any) -> None:
         """Record a choice as a call; `outcome` holds the fields of `Call` that are not the request's."""
+        if pending.retry:
+            outcome["request"] = {**outcome["request"], RETRY: pending.retry}
         call = Call(
             id=pending.call_id(choice.number),
             rollout_id=pending.access.rollout_id,
@@ -395,7 +405,7 @@ class Gateway:
             prompt_ids=choice.prompt,
             span_id=pending.span_id,
             started_at=pending.started_at,
-            ended_at=time.time(),
+            ended_at=pending.started_at + time.monotonic() - pending.began,
             **outcome,
         )
         choice.recorded = True

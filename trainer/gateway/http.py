@@ -6,7 +6,7 @@ import asyncio
 import functools
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agl.tracing.arrivals import RESPONSE_HEADER
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
 from agl.trainer.gateway.access import Access, PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply
@@ -81,7 +82,7 @@ def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
             return await _stream(gateway, request, dialect, pending, dialect_request)
         replies = await unless_gone(request, gateway.complete(pending, dialect_request.chat))
         body = dialect.answer(pending, gateway.served(pending.policy), dialect_request, replies)
-        return Response(body, media_type="application/json")
+        return Response(body, headers={RESPONSE_HEADER: pending.response_id}, media_type="application/json")
 
     return with_errors_of(dialect, generate)
 
@@ -251,7 +252,14 @@ def _begin_request(gateway: Gateway, request: Request, response_id: str) -> Pend
     # Instrumentation of an HTTP client can put its own span into `traceparent`.
     headers = request.headers
     span = _TRACEPARENT.match(headers.get(_AGL_HEADER) or headers.get("traceparent", ""))
-    return gateway.begin_request(access, request.path_params["agent"], response_id, span.group(1) if span else None)
+    span_id = span.group(1) if span else None
+    return gateway.begin_request(access, request.path_params["agent"], response_id, span_id, _retry(headers))
+
+
+def _retry(headers: Mapping[str, str]) -> int:
+    """How often a client had sent a request before, as the SDKs of OpenAI and Anthropic say in every language."""
+    count = headers.get("x-stainless-retry-count", "")
+    return int(count) if count.isdecimal() and count.isascii() else 0
 
 
 async def _stream(
@@ -297,14 +305,16 @@ async def _stream(
             for event in stream.fail(error):
                 yield event
 
-    return _EventResponse(events(), work, dialect.stream_type)
+    return _EventResponse(events(), work, dialect.stream_type, pending.response_id)
 
 
 class _EventResponse(StreamingResponse):
     """A stream; when its events are no longer read, the task that makes them is cancelled."""
 
-    def __init__(self, events: AsyncIterator[bytes], work: asyncio.Task[Any], media_type: str) -> None:
-        super().__init__(events, media_type=media_type)
+    def __init__(
+        self, events: AsyncIterator[bytes], work: asyncio.Task[Any], media_type: str, response_id: str
+    ) -> None:
+        super().__init__(events, headers={RESPONSE_HEADER: response_id}, media_type=media_type)
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

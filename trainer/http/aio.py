@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
+from agl.surroundings import copied, start_thread
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -26,8 +28,8 @@ class LoopThread:
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine there. From any thread."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run a coroutine there, in a copy of the caller's context. From any thread."""
+        return copied().run(asyncio.run_coroutine_threadsafe, coroutine, self._loop)
 
     @property
     def alive(self) -> bool:
@@ -67,8 +69,8 @@ class LoopThread:
 def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a separate thread and event loop.
 
-    So it works under a running loop too (notebooks), and Ctrl-C reaches the caller at once and ends the coroutine
-    cleanly.
+    It runs in a copy of the caller's context. So it works under a running loop too (notebooks), and Ctrl-C reaches the
+    caller at once and ends the coroutine cleanly.
     """
     state: dict[str, Any] = {}
     ready, done = threading.Event(), threading.Event()
@@ -87,7 +89,7 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
             ready.set()
             done.set()
 
-    threading.Thread(target=thread, name="agl-control", daemon=True).start()
+    start_thread(thread, "agl-control")
     try:
         # Not Thread.join: after an interrupted join, CPython 3.11 regards the thread as ended (bpo-45274).
         while not done.wait(0.2):

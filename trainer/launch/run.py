@@ -40,6 +40,7 @@ from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.collect import new_rollout, shown_command
 from agl.trainer.store.location import store_url
+from agl.trainer.store.lost_answers import mark_lost_answers
 
 ENGINE_KEY = "VLLM_API_KEY"
 
@@ -159,7 +160,8 @@ class CommandRollout:
         rollout_id, attempt = self.context.rollout_id, self.context.attempt
         calls = await self.gateway.close_attempt(rollout_id, attempt)
         await self.proxy.close()
-        spans = completed(await self.store.query_spans(rollout_id, attempt), calls)
+        spans = await self.store.query_spans(rollout_id, attempt)
+        spans = completed(spans, await mark_lost_answers(self.store, calls, spans))
         error = process_exit.error
         if error is not None:
             exceptions = [s for s in spans if s.operation == semconv.EXCEPTION and s.status_message]

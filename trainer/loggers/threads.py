@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from agl.surroundings import start_thread
 from agl.trainer.loggers.base import Logger, Sample
 from agl.trainer.loggers.choose import name_of, samples_of
 
@@ -36,15 +37,15 @@ class LoggerThread:
         self._dropped = 0
         self._over = False
         self._began: float | None = None
-        self._thread = threading.Thread(target=self._work, name=f"agl-log-{self.name}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def call(self, method: str, *args: Any) -> None:
         """Have a method called after those that wait; of too many steps the oldest is dropped."""
         with self._changed:
             if self._over:
                 return
-            if not self._thread.is_alive():
-                self._thread.start()
+            if self._thread is None:
+                self._thread = start_thread(self._work, f"agl-log-{self.name}")
             steps = [call for call in self._calls if call[0] == "step"]
             if method == "step" and len(steps) >= MAX_WAITING:
                 self._calls.remove(steps[0])

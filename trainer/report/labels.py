@@ -10,6 +10,7 @@ import time
 from agl import semconv
 from agl.errors import ConfigError, StoreError
 from agl.mdp import spans
+from agl.mdp.order import number_after
 from agl.mdp.types import Reward
 from agl.rewards.emit import evaluation
 from agl.trainer.store.base import Store
@@ -53,6 +54,8 @@ async def label(
     now = time.time()
     reward = Reward(name, math.nan if value is None else value, semconv.LABEL, primary=False, explanation=note)
     attributes = {**reward.attributes, semconv.REWARD_VALUE: value, semconv.REWARD_CALL: ""}
+    # The newest label counts, whatever the clock said at each.
+    attributes[semconv.SEQUENCE] = number_after(known)
     events = () if value is None else (spans.Event(semconv.EVALUATION, now, evaluation(reward)),)
     made = spans.recorded(
         root, semconv.REWARD, name, root.agent or "", attributes,

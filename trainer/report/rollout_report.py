@@ -14,6 +14,7 @@ from agl.credit import Credit, Uniform, returns
 from agl.errors import StoreError, UnreadableMessageError
 from agl.mdp.builder import AttemptTrajectory, build_trajectory
 from agl.mdp.faults import Fault
+from agl.mdp.order import in_order
 from agl.mdp.selection import Selection
 from agl.mdp.sequence import merge
 from agl.mdp.span_index import SpanIndex
@@ -267,7 +268,7 @@ async def describe(
 def _provider_calls(chats: Sequence[Span]) -> list[ProviderCall]:
     before: dict[str, list[bytes]] = {}
     provider_calls = []
-    for span in sorted(chats, key=lambda s: s.start):
+    for span in in_order(chats):
         agent, error = span.agent or "", span.status_message if span.status == "error" else None
         sent: list[dict[str, Any]] = []
         reply: dict[str, Any] | None = None

@@ -12,6 +12,7 @@ from rich.tree import Tree
 
 from agl import semconv
 from agl.errors import UnreadableMessageError
+from agl.mdp.order import in_order
 from agl.mdp.spans import Span
 from agl.messages import read
 from agl.texts import printable
@@ -79,7 +80,7 @@ def tree(title: Text, spans: Sequence[Span]) -> Tree:
     """The spans of one attempt under their parents; one whose parent is missing is at the top."""
     ids = {s.span_id for s in spans}
     children: dict[str | None, list[Span]] = {}
-    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+    for span in in_order(spans):
         children.setdefault(span.parent_id if span.parent_id in ids else None, []).append(span)
     root = Tree(title)
 

@@ -17,6 +17,7 @@ from typing import Any
 from agl import semconv
 from agl.agents.memory import MemoryUse
 from agl.errors import AglError, ConfigError
+from agl.mdp.order import in_order, numbers_of_calls
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.trainer.memory.memory import hit_of
@@ -188,17 +189,18 @@ def _others(
 
 def _episodes(calls: Sequence[Call], spans: Sequence[Span]) -> Iterator[tuple[str, tuple[str, str]]]:
     """Each agent with the last thing that its first request asked, and its last answer."""
-    conversations: list[tuple[float, str, Conversation | NoConversationError]] = []
+    conversations: list[tuple[int, str, Conversation | NoConversationError]] = []
+    numbers = numbers_of_calls(calls, spans)
     recorded = of_calls(calls)
     answered = {call.span_id for call in calls}
-    conversations += [(call.started_at, call.agent, recorded[call.id]) for call in calls if call.error is None]
-    for span in spans:
+    conversations += [(numbers[call.id], call.agent, recorded[call.id]) for call in calls if call.error is None]
+    for span in in_order(spans):
         other = span.operation == semconv.CHAT and span.span_id not in answered and span.status != "error"
         if other and span.agent is not None and not span.attributes.get(semconv.UNTRAINED):
             try:
-                conversations.append((span.start, span.agent, of_span(span)))
+                conversations.append((span.sequence or 0, span.agent, of_span(span)))
             except NoConversationError as error:
-                conversations.append((span.start, span.agent, error))
+                conversations.append((span.sequence or 0, span.agent, error))
     whole = [(agent, c) for _, agent, c in sorted(conversations, key=lambda c: c[0]) if isinstance(c, Conversation)]
     for agent in dict.fromkeys(agent for agent, _ in whole):
         own = [conversation for name, conversation in whole if name == agent]

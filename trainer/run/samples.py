@@ -35,7 +35,12 @@ async def step_samples(store: Store, run_id: str, entry: Mapping[str, Any], n: i
 async def _sample(store: Records, summary: RolloutSummary) -> Sample:
     rollout = summary.rollout
     calls = await store.query_calls(rollout.rollout_id, rollout.attempts)
-    messages = [(call.agent, m) for call in calls for m in (*call.request.get("messages", ()), call.response) if m]
+    messages = [
+        (call.agent, message)
+        for call in calls
+        for message in (*call.request.get("messages", ()), call.response if call.error is None else None)
+        if message
+    ]
     rewards: dict[str, float] = {}
     for reward in summary.rewards:
         rewards[reward.name] = rewards.get(reward.name, 0.0) + reward.value

@@ -34,6 +34,7 @@ from agl.errors import (
 )
 from agl.mdp.builder import AttemptTrajectory, build_trajectory, require_trainable
 from agl.mdp.faults import find_fault
+from agl.mdp.order import number_after
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
@@ -46,6 +47,7 @@ from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Failure, Lease, Report, RolloutResult
 from agl.trainer.runners.repeats import Repeats
 from agl.trainer.store.base import Store
+from agl.trainer.store.lost_answers import mark_lost_answers
 from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
     NOT_AGAIN,
@@ -435,7 +437,7 @@ class RunCoordinator:
         reported = {span.span_id: span for span in report.spans}
         report = replace(report, spans=tuple({**entry.delivered, **reported}.values()))
         try:
-            calls = await self._calls(entry)
+            calls = await mark_lost_answers(self.store, await self._calls(entry), report.spans)
         except AglError as error:
             calls, report = [], replace(report, error=report.error or error)
         if entry.lost is not None:
@@ -470,7 +472,7 @@ class RunCoordinator:
         # Where the agent's exception did not leave the attempt, an error is that of a hook.
         if fault is None or index.root is None or (report.error is not None and index.root.status != "error"):
             return report
-        span = fault.span(index.root)
+        span = fault.span(index.root, number_after(report.spans))
         await self.store.add_spans([span])
         lines = [x for x in (self._text(report) or "").splitlines() if not x.lstrip().startswith("->")]
         return Report((*report.spans, span), None, "\n".join([*lines, str(fault)]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from agl.mdp.evidence import unreadable_inputs
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
 from agl.rewards.function import raised_by
+from agl.surroundings import start_thread
 from agl.tracing import main_thread
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.runners.command import CommandAgent, CommandFailed
@@ -328,7 +328,7 @@ def _in_thread(function: Callable[[], None], name: str) -> Awaitable[None]:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=body, name=name, daemon=True).start()
+    start_thread(body, name)
     return asyncio.wrap_future(future)
 
 

@@ -26,6 +26,7 @@ from starlette.routing import Route
 
 from agl import semconv
 from agl.mdp.evaluations import evaluated
+from agl.mdp.order import next_number
 from agl.mdp.spans import Span
 from agl.messages import google
 from agl.tracing import otlp, propagation
@@ -281,7 +282,7 @@ class RecordingProxy:
             await asyncio.shield(asyncio.ensure_future(answer.aclose()))
 
     async def _record(self, call: _Call, answer: httpx.Response, body: bytes, error: str | None) -> None:
-        call.ended = time.time()
+        call.ended = call.started + time.monotonic() - call.began
         await asyncio.to_thread(call.read_answer, answer, body)
         call.further = await asyncio.to_thread(self._further_facts, call, answer, body)
         await self._add([call.span(error)])
@@ -308,6 +309,7 @@ class _Call:
         self.inference, self.provider, self.base, self.replaced = inference, provider, base, replaced
         self.agent = agent
         self.started = self.ended = time.time()
+        self.began, self.sequence = time.monotonic(), next_number()
         self.client = request.headers.get("user-agent")
         self.status: int | None = None
         self.answer = ResponseAccumulator()
@@ -324,7 +326,7 @@ class _Call:
 
     def tools(self) -> list[Span]:
         """The spans of the tools whose results the request has."""
-        return self.inference.tools(tool_results(self.body), self.started)
+        return self.inference.tools(tool_results(self.body), self.started, self.sequence)
 
     def read_answer(self, answer: httpx.Response, body: bytes) -> None:
         """Read the answer, whose body may be incomplete."""
@@ -357,7 +359,7 @@ class _Call:
         facts = {k: self._without_keys(v) if isinstance(v, str) else v for k, v in facts.items()}
         model = str(self.body.get("model") or "")
         why = None if why is None else self._without_keys(why)
-        span = self.inference.chat(self.agent, model, self.started, max(self.started, self.ended), facts, why)
+        span = self.inference.chat(self.agent, model, self.started, self.ended, facts, why, sequence=self.sequence)
         self.inference.asks(span, self.answer.tool_calls())
         return span
 

@@ -168,8 +168,9 @@ class Records(Protocol):
     """What happened in the attempts: calls and spans, and what training made of the calls."""
 
     async def add_calls(self, calls: Sequence[Call]) -> None:
-        """Record LLM calls. A call whose id is stored already stays unchanged. Of a prompt that extends the parent
-        call only the suffix is stored."""
+        """Record LLM calls. A call whose id is stored already stays unchanged; but where its answer has turned out to
+        be lost (it is "cancelled" now, and had no error), its finish reason and error are replaced. Of a prompt that
+        extends the parent call only the suffix is stored."""
         ...
 
     async def query_calls(self, rollout_id: str, attempt: int | None = None) -> list[Call]:

@@ -14,6 +14,7 @@ import numpy as np
 from agl import semconv
 from agl.errors import ConfigError, UnreadableMessageError
 from agl.mdp.builder import build_trajectory
+from agl.mdp.order import in_order
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
@@ -48,13 +49,12 @@ class RecordedAttempt:
         known = {c.span_id for c in recorded} | {c.id for c in recorded}
         chats = [
             s
-            for s in self._spans
+            for s in in_order(self._spans)
             if s.operation == semconv.CHAT
             and not s.attributes.get(semconv.UNTRAINED)
             and not s.attributes.get(semconv.ROUTED)
             and known.isdisjoint((s.span_id, s.attributes.get(semconv.RESPONSE_ID)))
         ]
-        chats.sort(key=lambda s: s.start)
         first = recorded[-1].index + 1 if recorded else 0
         self._calls = [
             replace(call, policy=selection.policy_for(call.agent))

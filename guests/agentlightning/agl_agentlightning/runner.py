@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from agl.agents import hooks as agl_hooks
 from agl.agents.agent import as_agent
 from agl.errors import ConfigError, RolloutError
+from agl.mdp.order import in_order
 from agl.mdp.selection import select
 from agl.options import reject_unknown
 from agl_agentlightning import types as T
@@ -218,7 +219,7 @@ class HookAdapter(agl_hooks.Hook):
         await self._hook.on_trace_end(tracer=self._runner.tracer, **self._facts(rollout))
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Sequence[Any]) -> None:
-        ordered = T.numbered(T.without_root(T.with_calls(sorted(spans, key=lambda s: s.start), ())))
+        ordered = T.numbered(T.without_root(T.with_calls(in_order(spans), ())))
         await self._hook.on_rollout_end(spans=ordered, **self._facts(rollout))
 
     def _facts(self, rollout: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from agl import semconv, tracing
 from agl.agents.registry import adapters
 from agl.errors import ConfigError
+from agl.mdp.order import in_order
 from agl.mdp.selection import select
 from agl.tracing.context import RolloutContext
 from agl_agentlightning import semconv as names
@@ -148,7 +149,7 @@ class Tracer:
         context = here.rollout if here is not None else self._last
         if context is None:
             return []
-        return T.numbered(T.with_calls(sorted(context.spans, key=lambda s: s.start), ()))
+        return T.numbered(T.with_calls(in_order(context.spans), ()))
 
     def trace_run(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function inside `trace_context`."""

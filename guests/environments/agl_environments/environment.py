@@ -19,6 +19,7 @@ from openai import AsyncOpenAI
 
 import agl
 from agl.errors import AglError, ConfigError, DatasetError, MissingExtraError, RolloutError, described, nearest
+from agl.surroundings import copied
 from agl_environments.asking import Ask, Model, Replay
 
 Task = dict[str, Any]
@@ -123,7 +124,7 @@ class Reward:
     def __call__(self, task: Mapping[str, Any], output: object) -> float:
         """The score of an agent's output; RolloutError if the environment failed."""
         with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, self.call_async(task, output)).result()
+            return thread.submit(copied().run, asyncio.run, self.call_async(task, output)).result()
 
     async def call_async(self, task: Mapping[str, Any], output: object) -> float:
         """The same, awaited."""

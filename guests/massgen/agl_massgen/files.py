@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 from agl import semconv
 from agl.errors import ConfigError
+from agl.mdp.order import in_order
 from agl.mdp.spans import Span
 from agl.messages import Message, read, write
 from agl.tracing.inferred import with_messages
@@ -198,7 +199,7 @@ def traces(record: Record) -> list[Trace]:
     for span in spans:
         if span.operation != semconv.INVOKE_AGENT:
             members[_run_of(span, by_id)].append(span)
-    runs = sorted((s for s in spans if s.operation == semconv.INVOKE_AGENT), key=lambda s: s.start)
+    runs = [s for s in in_order(spans) if s.operation == semconv.INVOKE_AGENT]
     made = [_trace(record, run, members.get(run.span_id, ())) for run in runs]
     if members.get(None):
         # The outermost run has not ended: it is still running, or its process was killed.
@@ -215,7 +216,7 @@ def _run_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
 
 def _trace(record: Record, run: Span | None, members: Iterable[Span]) -> Trace:
     rollout, facts = record.rollout, run.attributes if run is not None else {}
-    ordered = sorted(members, key=lambda s: s.start)
+    ordered = in_order(members)
     spans = tuple(made for s in ordered if (made := _span(s, run)) is not None)
     counted = (
         float(s.attributes[semconv.REWARD_VALUE])

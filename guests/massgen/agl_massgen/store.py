@@ -18,6 +18,7 @@ from typing import Any
 
 from agl import semconv
 from agl.errors import ConfigError, StoreError
+from agl.mdp.order import number_after
 from agl.mdp.spans import Span, recorded
 from agl.tracing.exporter import EXIT_SECONDS, BackgroundSpanExporter
 from agl.trainer.report.export.rows import RolloutFilter, record, records
@@ -156,6 +157,7 @@ class LightningStore:
                 semconv.REWARD_PRIMARY: True,
                 semconv.REWARD_SOURCE: "emit",
                 semconv.VALUE: reward.reason,
+                semconv.SEQUENCE: number_after(spans),
             }
             where = {"parent_id": run.span_id, "start": run.end, "end": run.end}
             rated = recorded(run, semconv.REWARD, reward.reward_type, run.agent or "", facts, **where)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from agl import semconv
 from agl.agents.resources import PromptTemplate, SystemPrompt
 from agl.errors import ConfigError, NoAgentMatchedError
+from agl.mdp.order import in_order
 from agl.mdp.selection import Selection
 from agl.mdp.spans import Span
 from agl.messages import read
@@ -134,7 +135,7 @@ def difference(name: str, before: str, after: str) -> str:
 
 def _calls(spans: Iterable[Span]) -> Iterator[tuple[str, list[str]]]:
     """(agent, its system prompts) of each call."""
-    for span in sorted(spans, key=lambda s: s.start):
+    for span in in_order(spans):
         if span.operation != semconv.CHAT or span.agent is None or span.attributes.get(semconv.UNTRAINED):
             continue
         yield span.agent, [m.text for m in read.sent(span) if m.role in ("system", "developer")]

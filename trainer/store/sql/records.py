@@ -6,11 +6,11 @@ Of a prompt that continues its parent call only the suffix is stored, so a rollo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Table, bindparam, select, update
+from sqlalchemy import Column, ColumnElement, Connection, Table, Text, bindparam, select, update
 
+from agl.mdp.order import in_order
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 from agl.trainer.store.sql import codec, statements
@@ -26,6 +26,11 @@ from agl.trainer.store.types import TrainedCall
 TOKEN_BYTES = 4
 _HEAD: Any = select(C.c.id, C.c.rollout_id, C.c.attempt, C.c.length, C.c.digest).where(C.c.id == bindparam("id"))
 _INSERT_CALL = insert(C).on_conflict_do_nothing()
+_MARK_CALL = (
+    update(C)
+    .where(C.c.id == bindparam("lost"), C.c.error.is_(None))
+    .values(finish_reason=bindparam("reason", type_=Text), error=bindparam("why", type_=Text))
+)
 _INSERT_SPAN = insert(S).on_conflict_do_nothing()
 _SPANS = select(S).where(S.c.rollout_id == bindparam("id"))
 _SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
@@ -47,15 +52,21 @@ _UPSERT_TRAINED = upsert(T, [column.name for column in T.columns if not column.p
 
 # -- calls --------------------------------------------------------------------------------------------------------
 def add_calls(connection: Connection, each: Sequence[Sequence[Call]]) -> list[None]:
-    """Insert calls. Where the parent is of the same attempt and a prefix of the prompt, that prefix is left out."""
+    """Insert calls, and mark those that are stored and have turned out to be lost.
+
+    Where the parent is of the same attempt and a prefix of the prompt, that prefix is left out.
+    """
     calls = [call for calls in each for call in calls]
     known: dict[str, Mapping[Any, Any]] = {}
     ids = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
     heads = statements.first_each(connection, _HEAD, [{"id": call_id} for call_id in sorted(ids)])
     known.update((head["id"], head) for head in heads if head is not None)
-    new = []
+    new, lost = [], []
     for call in calls:
         if call.id in known:
+            if call.finish_reason == "cancelled":
+                row = codec.call_row(call)
+                lost.append({"lost": row["id"], "reason": row["finish_reason"], "why": row["error"]})
             continue
         row = codec.call_row(call)
         parent = known.get(call.parent_id) if call.parent_id else None
@@ -65,6 +76,7 @@ def add_calls(connection: Connection, each: Sequence[Sequence[Call]]) -> list[No
         known[call.id] = row
         new.append(row)
     statements.change_many(connection, _INSERT_CALL, new)
+    statements.change_many(connection, _MARK_CALL, lost)
     return [None] * len(each)
 
 
@@ -107,12 +119,12 @@ def move_spans(connection: Connection, rollout_id: str, to_rollout_id: str, to_a
 
 
 def query_spans(connection: Connection, attempts: Sequence[tuple[str, int | None]]) -> list[list[Span]]:
-    """The spans of rollouts (id, attempt or None for all), by start time."""
+    """The spans of rollouts (id, attempt or None for all), in the order in which they began."""
     spans: dict[tuple[str, int | None], list[Span]] = {}
     for rollout_id, n in attempts:
         rows = connection.execute(_SPANS if n is None else _SPANS_OF_ATTEMPT, {"id": rollout_id, "n": n})
         # The database would copy whole rows to sort them.
-        spans[rollout_id, n] = sorted(map(codec.to_span, rows), key=attrgetter("start", "span_id"))
+        spans[rollout_id, n] = in_order(map(codec.to_span, rows))
     return [spans[key] for key in attempts]
 
 

@@ -22,6 +22,7 @@ from sqlalchemy import (
 
 from agl import semconv
 from agl.errors import NotStoredError
+from agl.mdp.spans import sequence_of
 from agl.mdp.types import Reward, without_superseded
 from agl.trainer.store.sql import codec, statements
 from agl.trainer.store.sql.records import TOKEN_BYTES, upsert
@@ -287,9 +288,10 @@ def _rewards(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, li
     """The rewards of the last attempts, in the order in which they were earned."""
     rewards: dict[str, list[Reward]] = {rollout_id: [] for rollout_id in rollout_ids}
     for ids in chunks(rollout_ids):
-        for rollout_id, parent_id, attributes in connection.execute(_REWARD_SPANS, {"ids": ids}):
+        rows = [(row[0], row[1], codec.loads(row[2])) for row in connection.execute(_REWARD_SPANS, {"ids": ids})]
+        for rollout_id, parent_id, attributes in sorted(rows, key=lambda row: sequence_of(row[2]) or 0):
             try:
-                reward = Reward.of_span(codec.loads(attributes), parent_id)
+                reward = Reward.of_span(attributes, parent_id)
             except (KeyError, TypeError, ValueError):
                 # Another program's span; training refuses its rollout, and a table is to show the others.
                 continue
