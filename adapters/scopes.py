@@ -69,6 +69,14 @@ def model_call(
     return tracing.start(semconv.CHAT, model, agent=agent, parent=parent, attributes=request)
 
 
+def counted(scope: Scope, n_input: int | None, n_output: int | None) -> dict[str, int | None]:
+    """The attributes of a model call's numbers of tokens as a framework counts them; none where the provider's answer
+    was seen, whose numbers are right. Some frameworks leave out cached tokens, or report 0 for unknown."""
+    if scope.wire_calls == 1 and semconv.INPUT_TOKENS in scope.span.attributes:
+        return {}
+    return {semconv.INPUT_TOKENS: n_input, semconv.OUTPUT_TOKENS: n_output}
+
+
 def tool_run(
     name: str,
     arguments: Any,

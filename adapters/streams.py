@@ -15,7 +15,7 @@ from typing import Any, Self
 from agl import semconv, tracing
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
-from agl.tracing.sdk_hooks import COUNTS, parse_through
+from agl.tracing.sdk_hooks import COUNTS, parse_through, set_first_chunk
 
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
@@ -118,7 +118,7 @@ class Reader:
 
     def __init__(self, scope: Scope, chunks: Any, response: Any) -> None:
         self.scope, self.chunks, self.answer = scope, chunks, ResponseAccumulator()
-        self.reading = False
+        self.reading = self.begun = False
         closed = weakref.WeakMethod(self.closed)
         if response is not None:
             _when_closed(response, lambda: _call(closed))
@@ -134,6 +134,9 @@ class Reader:
         _end_stream(self.scope, self.answer, None if whole else error)
 
     def take(self, chunk: Any) -> Any:
+        if not self.begun:
+            self.begun = True
+            set_first_chunk(self.scope)
         self.answer.event(_dumped(chunk))
         return chunk
 

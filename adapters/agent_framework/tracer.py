@@ -174,7 +174,7 @@ async def _awaited(
 
 
 def _answered(scope: Scope, response: Any) -> None:
-    tracing.end(scope, attributes=facts(response, scope.rollout.capture_content))
+    tracing.end(scope, attributes=facts(scope, response, scope.rollout.capture_content))
 
 
 def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
@@ -194,7 +194,7 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
 
     def finish() -> None:
         content = scope.rollout.capture_content
-        attributes = streamed_facts(updates, content) if scope.kind == semconv.CHAT else None
+        attributes = streamed_facts(scope, updates, content) if scope.kind == semconv.CHAT else None
         with aside:
             tracing.end(scope, error=stream._stream_error, attributes=attributes)
 

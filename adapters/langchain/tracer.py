@@ -22,7 +22,7 @@ from agl.adapters.base import INVALID, InstrumentedTracer
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
-from agl.adapters.scopes import model_call, place, summariser, tool_end, tool_run
+from agl.adapters.scopes import counted, model_call, place, summariser, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
 from agl.tracing.provider_formats import finish_reason
@@ -256,7 +256,7 @@ def _handler() -> BaseCallbackHandler:
                         calls = getattr(message, "tool_calls", None) or ()
                         issued.update({call["id"]: scope.agent for call in calls if call["id"]})
                 content = scope.rollout.capture_content
-                facts = _facts(response, content)
+                facts = _facts(scope, response, content)
                 # A request that no SDK's hook has seen: of another client, or of a model that runs here.
                 if content and semconv.INPUT_MESSAGES not in scope.span.attributes:
                     facts |= _request(*run.request)
@@ -379,7 +379,7 @@ def _request(messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
     return facts
 
 
-def _facts(response: Any, content: bool) -> dict[str, Any]:
+def _facts(scope: Scope, response: Any, content: bool) -> dict[str, Any]:
     generations = [g for batch in response.generations for g in batch]
     messages = [m for g in generations if (m := getattr(g, "message", None)) is not None]
     if not messages:
@@ -391,8 +391,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         semconv.RESPONSE_ID: metadata.get("id") or _provider_id(messages[0].id),
         semconv.RESPONSE_MODEL: metadata.get("model_name"),
         semconv.FINISH_REASONS: reasons or None,
-        semconv.INPUT_TOKENS: usage.get("input_tokens"),
-        semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
+        **counted(scope, usage.get("input_tokens"), usage.get("output_tokens")),
     }
     if content:
         answers = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]

@@ -391,5 +391,6 @@ def _answer(data: Any) -> ResponseAccumulator:
         known = (p["response_id"] for m in items or [output] if (p := m.get("provider_data")))
         answer.id = next(known, answer.id)
     # For a stream without usage the SDK reports zeros.
-    answer.whole({"usage": {name: n for name, n in (data.usage or {}).items() if n}})
+    usage = data.usage or {}
+    answer.whole({"usage": usage if usage.get("input_tokens") or usage.get("output_tokens") else None})
     return answer

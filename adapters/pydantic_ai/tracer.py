@@ -19,7 +19,7 @@ from agl.adapters.aside import Aside
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.pydantic_ai.runnable import handles, runnable
-from agl.adapters.scopes import agent_turn, model_call, place, tool_end, tool_run
+from agl.adapters.scopes import agent_turn, counted, model_call, place, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import Scope
 
@@ -198,7 +198,8 @@ def _end(
         facts = None
         if response is not None:
             answers = [c.tool_call_id for c in response.tool_calls if c.tool_name in output_tools]
-            facts = _facts(response, scope.rollout.capture_content) | {semconv.STRUCTURED_ANSWERS: answers or None}
+            facts = _facts(scope, response, scope.rollout.capture_content)
+            facts[semconv.STRUCTURED_ANSWERS] = answers or None
         tracing.end(scope, error=error, attributes=facts)
 
 
@@ -213,7 +214,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else to_json(value, fallback=str, serialize_unknown=True).decode()
 
 
-def _facts(response: Any, content: bool) -> dict[str, Any]:
+def _facts(scope: Scope, response: Any, content: bool) -> dict[str, Any]:
     """The attributes of a `ModelResponse`; texts only where they are captured."""
     from pydantic_ai.messages import ModelMessagesTypeAdapter
 
@@ -228,8 +229,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         semconv.RESPONSE_MODEL: response.model_name,
         semconv.FINISH_REASONS: [reason] if reason else None,
         # It counts 0 tokens where the provider reports none.
-        semconv.INPUT_TOKENS: usage.input_tokens or None,
-        semconv.OUTPUT_TOKENS: usage.output_tokens or None,
+        **counted(scope, usage.input_tokens or None, usage.output_tokens or None),
         semconv.OUTPUT_MESSAGES: write.answer_json(
             ModelMessagesTypeAdapter.dump_python([response], mode="json"), [reason] if reason else ()
         )

@@ -20,7 +20,7 @@ from agl import semconv, tracing
 from agl.adapters.aside import traced
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
-from agl.adapters.scopes import agent_turn, around, around_async, model_call, summariser, tool_run
+from agl.adapters.scopes import agent_turn, around, around_async, counted, model_call, summariser, tool_run
 from agl.adapters.strands.runnable import agent_name, handles, runnable
 from agl.messages import write
 from agl.tracing.context import Scope, within
@@ -121,7 +121,7 @@ def _model_stage(terminal: Chain) -> Chain:
             return _start_chat(context.model, context.agent)
 
         def finish(scope: Scope, error: BaseException | None) -> None:
-            facts = _response_facts(context.model, stops[0], scope.rollout.capture_content) if stops else None
+            facts = _response_facts(scope, context.model, stops[0], scope.rollout.capture_content) if stops else None
             tracing.end(scope, error=error, attributes=facts)
 
         return traced(begin, lambda: terminal(context), finish, seen)
@@ -185,14 +185,14 @@ def _provider(model: Any) -> str:
     return _PROVIDERS.get(module, module)
 
 
-def _response_facts(model: Any, stop: Any, content: bool) -> dict[str, Any]:
+def _response_facts(scope: Scope, model: Any, stop: Any, content: bool) -> dict[str, Any]:
     reason, message, usage, _ = stop
     facts: dict[str, Any] = {
         semconv.FINISH_REASONS: [_OPENAI_REASONS.get(reason, reason) if _provider(model) == "openai" else reason]
     }
     # Strands counts 0 tokens where the provider reports none.
     if usage.get("totalTokens"):
-        facts |= {semconv.INPUT_TOKENS: usage["inputTokens"], semconv.OUTPUT_TOKENS: usage["outputTokens"]}
+        facts |= counted(scope, usage["inputTokens"], usage["outputTokens"])
     if content:
         facts[semconv.OUTPUT_MESSAGES] = write.answer_json(message, facts[semconv.FINISH_REASONS])
     return facts

@@ -103,7 +103,7 @@ def settings(body: Json, path: str = "") -> dict[str, Any]:
             facts[semconv.REQUEST_STREAM] = value
     if facts.get(semconv.REQUEST_CHOICES) == 1:
         del facts[semconv.REQUEST_CHOICES]
-    if path.endswith(":streamGenerateContent"):
+    if path.partition("?")[0].endswith(":streamGenerateContent"):
         facts[semconv.REQUEST_STREAM] = True
     if (wanted := _output_type(options)) is not None:
         facts[semconv.OUTPUT_TYPE] = wanted
@@ -287,7 +287,8 @@ class ResponseAccumulator:
                 messages = [choice.message() for choice in choices]
                 facts[semconv.OUTPUT_MESSAGES] = write.to_json(messages, [choice.finish or "" for choice in choices])
             except UnreadableMessageError:
-                facts[semconv.OUTPUT_MESSAGES] = json.dumps([item for each in choices for item in each.items()], default=str)
+                items = [item for choice in choices for item in choice.items()]
+                facts[semconv.OUTPUT_MESSAGES] = json.dumps(items, default=str)
         return {k: v for k, v in facts.items() if v is not None}
 
     def _choice(self, index: Any) -> _Choice:

@@ -20,9 +20,11 @@ import copy
 import functools
 import importlib
 import inspect
+import json
 import operator
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -32,8 +34,9 @@ from agl import semconv
 from agl.messages import google
 from agl.tracing import context, http_hooks
 from agl.tracing.context import Scope
-from agl.tracing.provider_formats import request_messages
+from agl.tracing.provider_formats import request_messages, settings
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
+from agl.tracing.usage import usage_facts, usage_fields
 
 GENERATION_PATHS = {
     # The longest first: `/chat/completions` also ends in `/completions`.
@@ -218,7 +221,8 @@ class _RoutedRequest:
             model = path.rpartition("/")[2].partition(":")[0]
         else:
             model = self.body.get("model") if isinstance(self.body, dict) else None
-        wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
+        sampling = settings(self.body, path) if isinstance(self.body, dict) else {}
+        wire = {**sampling, semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
         # A span is opened unless a framework's `chat` span is open already; the request is counted on either.
         chat = context.enclosing(semconv.CHAT)
         if chat is not None and scope.untrained and not chat.untrained:
@@ -234,6 +238,7 @@ class _RoutedRequest:
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
+            chat.requested = time.monotonic()
 
     @property
     def body(self) -> Any:
@@ -313,8 +318,8 @@ class _RoutedRequest:
             return result
         scope = self.scope
         if hasattr(result, "http_response") and hasattr(result, "parse"):
-            parse_through(result, lambda: contextlib.nullcontext(lambda parsed: _with_id(parsed, scope)))
-        return _with_id(result, scope)
+            parse_through(result, lambda: contextlib.nullcontext(lambda parsed: _described(parsed, scope)))
+        return _described(result, scope)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -327,12 +332,35 @@ class _RoutedRequest:
             raise
 
 
-def _with_id(result: Any, chat: Scope) -> Any:
-    """The result of a request. Of a stream, the response's id is set on the framework's span."""
+def _described(result: Any, chat: Scope) -> Any:
+    """The result of a request, which the framework's span gets the usage of; of a stream, also the response's id."""
     chunks = getattr(result, "_iterator", None)
-    if chunks is not None and not isinstance(chunks, _Chunks):
+    if chunks is None and hasattr(result, "segments") and not isinstance(result.response_stream, list):
+        segments, async_segments = result.segments, result.async_segments
+        result.segments = lambda: _Chunks(segments(), chat)
+        result.async_segments = lambda: _Chunks(async_segments(), chat)
+    elif chunks is None:
+        set_usage(chat, result)
+    elif not isinstance(chunks, _Chunks):
         result._iterator = _Chunks(chunks, chat)
     return result
+
+
+def set_usage(chat: Scope, answer: Any) -> None:
+    """Set what an SDK's object, or Google's response, says of its usage."""
+    body = answer
+    if isinstance(texts := getattr(answer, "response_stream", None), list):
+        with contextlib.suppress(ValueError, TypeError, IndexError):
+            body = json.loads(texts[0])
+    known = body if isinstance(body, dict) else getattr(body, "__dict__", {})
+    if usage := known.get("usage") or known.get("usageMetadata"):
+        chat.span.set_attributes(usage_facts(usage))
+
+
+def set_first_chunk(chat: Scope) -> None:
+    """Set how long the stream's first chunk took, when it has come."""
+    if chat.requested:
+        chat.span.set_attribute(semconv.TIME_TO_FIRST_CHUNK, time.monotonic() - chat.requested)
 
 
 Parsing = Callable[[], AbstractContextManager[Callable[[Any], Any]]]
@@ -361,20 +389,29 @@ def _parsing_class(cls: Any) -> Any:
 
 
 class _Chunks:
-    """A stream's chunks, unchanged. The first one has the response's id, which most frameworks drop on the way to their
-    own hooks."""
+    """A stream's chunks, unchanged. They have the response's id and its usage, which most frameworks drop on the way to
+    their own hooks."""
 
     def __init__(self, chunks: Any, scope: Scope) -> None:
         self.chunks = chunks
-        self.scope: Scope | None = scope
+        self.scope = scope
+        self.begun = False
+        self.usage: dict[str, Any] = {}
 
     def take(self, chunk: Any) -> Any:
-        if self.scope is not None:
-            # The first chunk of Chat Completions has it; of Responses and Messages, what that is about.
-            of = getattr(chunk, "response", None) or getattr(chunk, "message", None) or chunk
-            if id := getattr(of, "id", None):
+        known = chunk if isinstance(chunk, dict) else getattr(chunk, "__dict__", {})
+        # The first chunk of Chat Completions has it; of Responses and Messages, what that is about.
+        about = known.get("response") or known.get("message")
+        if about is not None:
+            known = getattr(about, "__dict__", known)
+        if not self.begun:
+            self.begun = True
+            set_first_chunk(self.scope)
+            if id := known.get("id") or known.get("responseId"):
                 self.scope.span.set_attribute(semconv.RESPONSE_ID, str(id))
-            self.scope = None
+        if usage := known.get("usage") or known.get("usageMetadata"):
+            self.usage |= {name: value for name, value in usage_fields(usage).items() if value is not None}
+            self.scope.span.set_attributes(usage_facts(self.usage))
         return chunk
 
     def __iter__(self) -> Self:

@@ -40,11 +40,11 @@ _ATTRIBUTES = {
 def usage_facts(usage: Any) -> dict[str, int]:
     """The attributes of a usage, which is JSON or an SDK's object; what it does not report is left out."""
     counts: dict[str, int] = {}
-    for name, value in _fields(usage).items():
+    for name, value in usage_fields(usage).items():
         if value.__class__ is int:
             counts[name] = value
         elif value and name in _DETAILS:
-            counts |= {each: n for each, n in _fields(value).items() if n.__class__ is int}
+            counts |= {each: n for each, n in usage_fields(value).items() if n.__class__ is int}
     facts = {_ATTRIBUTES[name]: n for name, n in counts.items() if name in _ATTRIBUTES}
     if "input_tokens" in counts and "prompt_tokens" not in counts:
         # Anthropic's count excludes cached tokens.
@@ -64,7 +64,7 @@ def usage_facts(usage: Any) -> dict[str, int]:
     return facts
 
 
-def _fields(value: Any) -> Mapping[str, Any]:
+def usage_fields(value: Any) -> Mapping[str, Any]:
     """The fields of a JSON object or of an SDK's object, those included that the SDK does not know."""
     if isinstance(value, Mapping):
         return value

@@ -1,8 +1,8 @@
 """One answer in the forms of every API: the body that is sent unstreamed, and the events of a stream.
 
 An answer is a list of parts: ("text", text), ("reasoning", text), ("refusal", text), ("call", id, name, arguments),
-("custom", id, name, text), ("function_call", name, arguments), ("audio", transcript, base64), ("server", id, arguments),
-("cited", text).
+("custom", id, name, text), ("function_call", name, arguments), ("audio", transcript, base64), ("cited", text),
+("server", id, arguments).
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ def _response_events(parts: list[Part], cut: Cut) -> list[dict[str, Any]]:
             empty = {**part, "text": ""}
             found.append({"type": "response.reasoning_summary_part.added", **place, "part": empty})
             found += [
-                {"type": "response.reasoning_summary_text.delta", **place, "delta": piece} for piece in cut(part["text"])
+                {"type": "response.reasoning_summary_text.delta", **place, "delta": piece}
+                for piece in cut(part["text"])
             ]
             found.append({"type": "response.reasoning_summary_part.done", **place, "part": part})
         for part in item.get("content", ()):
