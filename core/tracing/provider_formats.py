@@ -38,6 +38,10 @@ _NUMBERS = {
     "presencePenalty": semconv.REQUEST_PRESENCE_PENALTY,
 }
 """A request's field of any API -> the attribute that has its number."""
+_KINDS = frozenset({
+    "modalities", "responseModalities", "responseMimeType", "response_format", "output_format", "text", "output_config",
+})  # fmt: skip
+"""Fields that say what kind of answer a request wants."""
 _STOPS = frozenset({"stop", "stop_sequences", "stopSequences"})
 _OUTPUT_TYPES = {"json_object": "json", "json_schema": "json", "text": "text", "application/json": "json",
                  "text/plain": "text", "audio": "speech", "image": "image"}  # fmt: skip
@@ -99,13 +103,14 @@ def settings(body: Json, path: str = "") -> dict[str, Any]:
             facts[_NUMBERS[name]] = value
         elif name in _STOPS and value:
             facts[semconv.REQUEST_STOP_SEQUENCES] = [value] if isinstance(value, str) else _texts(value)
-        elif name == "stream" and isinstance(value, bool):
+        elif name == "stream" and value.__class__ is bool:
             facts[semconv.REQUEST_STREAM] = value
-    if facts.get(semconv.REQUEST_CHOICES) == 1:
+    if semconv.REQUEST_CHOICES in facts and facts[semconv.REQUEST_CHOICES] == 1:
         del facts[semconv.REQUEST_CHOICES]
-    if path.partition("?")[0].endswith(":streamGenerateContent"):
+    if ":streamGenerateContent" in path:
         facts[semconv.REQUEST_STREAM] = True
-    if (wanted := _output_type(options)) is not None:
+    # Most requests have none of them.
+    if not _KINDS.isdisjoint(options) and (wanted := _output_type(options)) is not None:
         facts[semconv.OUTPUT_TYPE] = wanted
     return facts
 

@@ -221,8 +221,12 @@ class _RoutedRequest:
             model = path.rpartition("/")[2].partition(":")[0]
         else:
             model = self.body.get("model") if isinstance(self.body, dict) else None
-        sampling = settings(self.body, path) if isinstance(self.body, dict) else {}
-        wire = {**sampling, semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
+        wire = {
+            **self._settings(),
+            semconv.WIRE_CALLS: 1,
+            semconv.CLIENT: type(client).__qualname__,
+            semconv.URL: self.url,
+        }
         # A span is opened unless a framework's `chat` span is open already; the request is counted on either.
         chat = context.enclosing(semconv.CHAT)
         if chat is not None and scope.untrained and not chat.untrained:
@@ -243,6 +247,12 @@ class _RoutedRequest:
     @property
     def body(self) -> Any:
         return getattr(self.options, _ARGUMENTS[self.sdk][2])
+
+    def _settings(self) -> dict[str, Any]:
+        body, more = self.body, getattr(self.options, "extra_json", None)  # what `extra_body=` of the SDKs becomes
+        if not isinstance(body, dict):
+            return {}
+        return settings({**body, **more} if isinstance(more, Mapping) else body, self.path)
 
     def _record_messages(self) -> None:
         """Record the messages of a request that is not routed, if the rollout records them."""
@@ -399,19 +409,20 @@ class _Chunks:
         self.usage: dict[str, Any] = {}
 
     def take(self, chunk: Any) -> Any:
-        known = chunk if isinstance(chunk, dict) else getattr(chunk, "__dict__", {})
-        # The first chunk of Chat Completions has it; of Responses and Messages, what that is about.
-        about = known.get("response") or known.get("message")
-        if about is not None:
-            known = getattr(about, "__dict__", known)
+        known = chunk if chunk.__class__ is dict else getattr(chunk, "__dict__", {})
+        # A chunk of Chat Completions has them; of Responses and Messages, what that is about.
+        for name in ("response", "message"):
+            if name in known:
+                known = getattr(known[name], "__dict__", known)
         if not self.begun:
             self.begun = True
             set_first_chunk(self.scope)
             if id := known.get("id") or known.get("responseId"):
                 self.scope.span.set_attribute(semconv.RESPONSE_ID, str(id))
-        if usage := known.get("usage") or known.get("usageMetadata"):
-            self.usage |= {name: value for name, value in usage_fields(usage).items() if value is not None}
-            self.scope.span.set_attributes(usage_facts(self.usage))
+        for name in ("usage", "usageMetadata"):
+            if name in known and (usage := known[name]):
+                self.usage |= {name: value for name, value in usage_fields(usage).items() if value is not None}
+                self.scope.span.set_attributes(usage_facts(self.usage))
         return chunk
 
     def __iter__(self) -> Self:

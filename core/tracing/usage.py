@@ -66,7 +66,8 @@ def usage_facts(usage: Any) -> dict[str, int]:
 
 def usage_fields(value: Any) -> Mapping[str, Any]:
     """The fields of a JSON object or of an SDK's object, those included that the SDK does not know."""
-    if isinstance(value, Mapping):
+    if value.__class__ is dict:
         return value
-    known, unknown = getattr(value, "__dict__", None), getattr(value, "__pydantic_extra__", None)
-    return {**(known or {}), **(unknown or {})}
+    known = getattr(value, "__dict__", {})
+    unknown = getattr(value, "__pydantic_extra__", None)
+    return {**known, **unknown} if unknown else known

@@ -23,7 +23,7 @@ _TOKENS = {
     "cache_write_1h_tokens": semconv.HOUR_CACHE_TOKENS,
     "output_reasoning_tokens": semconv.REASONING_TOKENS,
 }
-"""What `genai-prices` calls the numbers of tokens. Those of the cache are part of the input, reasoning of the output."""
+"""What `genai-prices` calls the numbers of tokens. Cached ones are part of the input, reasoning is of the output."""
 
 
 def cost(span: Span) -> float | None:
