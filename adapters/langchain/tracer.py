@@ -256,14 +256,20 @@ def _handler() -> BaseCallbackHandler:
                         calls = getattr(message, "tool_calls", None) or ()
                         issued.update({call["id"]: scope.agent for call in calls if call["id"]})
                 content = scope.rollout.capture_content
-                facts = _facts(scope, response, content)
+                facts = _facts(scope, [g for batch in response.generations for g in batch], content)
                 # A request that no SDK's hook has seen: of another client, or of a model that runs here.
                 if content and semconv.INPUT_MESSAGES not in scope.span.attributes:
                     facts |= _request(*run.request)
                 self._close(run_id, attributes=facts)
 
-        def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-            self._close(run_id, error)
+        def on_llm_error(self, error: BaseException, *, run_id: UUID, response: Any = None, **_: Any) -> None:
+            run, facts = self.runs.get(run_id), None
+            # The chunks of a stream until then, next to which LangChain puts what the error says.
+            chunks = [g for batch in getattr(response, "generations", ()) for g in batch if _is_chunk(g)]
+            if chunks and run is not None and run.scope is not None:
+                facts = _facts(run.scope, chunks, run.scope.rollout.capture_content)
+            # A reader that stops early is no error.
+            self._close(run_id, None if isinstance(error, GeneratorExit) else error, attributes=facts)
 
         def on_tool_start(
             self,
@@ -379,8 +385,13 @@ def _request(messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
     return facts
 
 
-def _facts(scope: Scope, response: Any, content: bool) -> dict[str, Any]:
-    generations = [g for batch in response.generations for g in batch]
+def _is_chunk(generation: Any) -> bool:
+    from langchain_core.messages import BaseMessageChunk
+
+    return isinstance(getattr(generation, "message", None), BaseMessageChunk)
+
+
+def _facts(scope: Scope, generations: Sequence[Any], content: bool) -> dict[str, Any]:
     messages = [m for g in generations if (m := getattr(g, "message", None)) is not None]
     if not messages:
         return {}

@@ -32,7 +32,7 @@ from typing import Any, Protocol, Self
 
 from agl import semconv
 from agl.messages import google
-from agl.tracing import context, http_hooks
+from agl.tracing import context, http_hooks, websocket_hooks
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages, settings
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
@@ -114,6 +114,7 @@ def install() -> None:
         _installs += 1
         if _installs == 1:
             http_hooks.install()
+            websocket_hooks.install()
         for sdk, is_async, cls, method in clients:
             if not any((patched, of) == (cls, method) for patched, of, *_ in _patches):
                 original = vars(cls).get(method)
@@ -140,6 +141,7 @@ def uninstall() -> None:
         if _installs:
             return
         http_hooks.uninstall()
+        websocket_hooks.uninstall()
         for patch in list(_patches):
             cls, method, original, replacement = patch
             if vars(cls).get(method) is not replacement:
@@ -327,6 +329,8 @@ class _RoutedRequest:
         if self.scope.kind != semconv.CHAT:
             return result
         scope = self.scope
+        if self.sdk == GENAI:
+            return _described_google(result, scope)
         if hasattr(result, "http_response") and hasattr(result, "parse"):
             parse_through(result, lambda: contextlib.nullcontext(lambda parsed: _described(parsed, scope)))
         return _described(result, scope)
@@ -345,26 +349,24 @@ class _RoutedRequest:
 def _described(result: Any, chat: Scope) -> Any:
     """The result of a request, which the framework's span gets the usage of; of a stream, also the response's id."""
     chunks = getattr(result, "_iterator", None)
-    if chunks is None and hasattr(result, "segments") and not isinstance(result.response_stream, list):
-        segments, async_segments = result.segments, result.async_segments
-        result.segments = lambda: _Chunks(segments(), chat)
-        result.async_segments = lambda: _Chunks(async_segments(), chat)
-    elif chunks is None:
-        set_usage(chat, result)
+    if chunks is None:
+        if usage := getattr(result, "__dict__", {}).get("usage"):
+            chat.span.set_attributes(usage_facts(usage))
     elif not isinstance(chunks, _Chunks):
         result._iterator = _Chunks(chunks, chat)
     return result
 
 
-def set_usage(chat: Scope, answer: Any) -> None:
-    """Set what an SDK's object, or Google's response, says of its usage."""
-    body = answer
-    if isinstance(texts := getattr(answer, "response_stream", None), list):
-        with contextlib.suppress(ValueError, TypeError, IndexError):
-            body = json.loads(texts[0])
-    known = body if isinstance(body, dict) else getattr(body, "__dict__", {})
-    if usage := known.get("usage") or known.get("usageMetadata"):
-        chat.span.set_attributes(usage_facts(usage))
+def _described_google(result: Any, chat: Scope) -> Any:
+    """Google's response to a request, whose usage the framework's span gets."""
+    if isinstance(result.response_stream, list):
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            chat.span.set_attributes(usage_facts(json.loads(result.response_stream[0])["usageMetadata"]))
+    else:
+        segments, async_segments = result.segments, result.async_segments
+        result.segments = lambda: _Chunks(segments(), chat)
+        result.async_segments = lambda: _Chunks(async_segments(), chat)
+    return result
 
 
 def set_first_chunk(chat: Scope) -> None:

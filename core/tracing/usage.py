@@ -1,7 +1,7 @@
 """The numbers of tokens that an answer reports, as span attributes.
 
-Sources: OpenAI API reference (`CompletionUsage`, `ResponseUsage`), Anthropic API reference (`Usage`), Gemini API
-reference (`UsageMetadata`), and what servers that are compatible with them add (DeepSeek, Moonshot, LiteLLM, xAI).
+Sources: OpenAI API reference (`CompletionUsage`, `ResponseUsage`, Realtime), Anthropic API reference (`Usage`), Gemini
+API reference (`UsageMetadata`, Live), and what servers that are compatible with them add (DeepSeek, Moonshot, xAI).
 OpenTelemetry's attributes count cached tokens as input, and reasoning as output.
 """
 
@@ -14,7 +14,7 @@ from agl import semconv
 
 _DETAILS = frozenset({
     "prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details",
-    "cache_creation",
+    "input_token_details", "output_token_details", "cache_creation",
 })  # fmt: skip
 """Objects in a usage that hold further numbers."""
 _ATTRIBUTES = {
@@ -23,6 +23,7 @@ _ATTRIBUTES = {
     "input_tokens": semconv.INPUT_TOKENS,
     "completion_tokens": semconv.OUTPUT_TOKENS,
     "candidatesTokenCount": semconv.OUTPUT_TOKENS,
+    "responseTokenCount": semconv.OUTPUT_TOKENS,
     "output_tokens": semconv.OUTPUT_TOKENS,
     "cached_tokens": semconv.CACHE_READ_TOKENS,
     "prompt_cache_hit_tokens": semconv.CACHE_READ_TOKENS,

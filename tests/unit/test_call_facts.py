@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from answer_forms import KINDS, Part, cutter, events, whole
 from agl import semconv, tracing
 from agl.adapters.anthropic import AnthropicTracer
 from agl.adapters.google_genai import GoogleGenAITracer
+from agl.adapters.langchain import LangChainTracer
 from agl.adapters.openai import OpenAITracer
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
@@ -162,3 +164,39 @@ def test_the_sdk_s_streams_are_recorded_like_unstreamed_answers(provider: Provid
     assert beginning.parts
     assert beginning.reasoning + beginning.text in unstreamed.reasoning + unstreamed.text
     assert left.status == "unset"
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_what_a_langchain_stream_had_said_when_it_was_left(provider: Provider, api: str, is_async: bool) -> None:
+    from langchain_anthropic import ChatAnthropic
+    from langchain_openai import ChatOpenAI
+
+    parts: list[Part] = [("text", "so it is and more")]
+    chunks = tuple(events(api, parts, lambda text: [text[:3], text[3:9], text[9:]]))
+    provider.script = lambda body: Reply(whole={}, events=chunks)
+
+    def model() -> Any:
+        if api == "messages":
+            return ChatAnthropic(model_name="m", base_url=provider.root, api_key="k", stop=None, timeout=None)
+        return ChatOpenAI(model="m", base_url=provider.url, api_key="k", use_responses_api=api == "responses")
+
+    def read_some() -> None:
+        said = ""
+        for chunk in model().stream("hi"):
+            said += chunk.text
+            if said == "so it is ":
+                break
+
+    async def read_some_async() -> None:
+        said, stream = "", model().astream("hi")
+        async for chunk in stream:
+            said += chunk.text
+            if said == "so it is ":
+                break
+        await stream.aclose()
+
+    with LangChainTracer():
+        chat = recorded(lambda: asyncio.run(read_some_async()) if is_async else read_some())
+    assert (chat.status, chat.events) == ("unset", ())
+    assert [message.text for message in read.said(chat)] == ["so it is "]
