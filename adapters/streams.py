@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from agl import semconv, tracing
+from agl.tracing import background
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
 from agl.tracing.sdk_hooks import COUNTS, parse_through, set_first_chunk
@@ -48,8 +49,11 @@ class CallObserver:
         if hasattr(result, "_iterator"):
             self._observe_stream(scope, result)
             return result
-        raw = fields(result).get("http_response")
-        if raw is None:
+        known = fields(result)
+        raw = known.get("http_response")
+        if known.get("status") in background.UNFINISHED and isinstance(known.get("id"), str):
+            background.wait(scope, known["id"])
+        elif raw is None:
             self._end(scope, result)
         elif raw.is_closed:
             self._end(scope, _parsed(result))

@@ -32,7 +32,7 @@ from typing import Any, Protocol, Self
 
 from agl import semconv
 from agl.messages import google
-from agl.tracing import context, http_hooks, websocket_hooks
+from agl.tracing import background, context, http_hooks, websocket_hooks
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages, settings
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
@@ -199,15 +199,21 @@ def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., 
     return request
 
 
-def _routed(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RoutedRequest | None:
-    """The request, if it is an LLM call inside a rollout; else None."""
+def _routed(
+    sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _RoutedRequest | background.Retrieval | None:
+    """The request, if it is an LLM call inside a rollout, or asks for the answer of one; else None."""
     scope = context.current()
     if scope is None or not _installs:
         return None
     name, place, _ = _ARGUMENTS[sdk]
     options = kwargs[name] if name in kwargs else args[place]
     path = _generation_path(sdk, options)
-    return None if path is None else _RoutedRequest(sdk, client, args, kwargs, options, path, scope)
+    if path is None:
+        observer = _observers.get(sdk)
+        finished = None if observer is None else observer.finished
+        return background.retrieval(client, args, kwargs, str(options.url), scope.rollout, finished)
+    return _RoutedRequest(sdk, client, args, kwargs, options, path, scope)
 
 
 class _RoutedRequest:

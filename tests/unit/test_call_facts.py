@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from answer_forms import KINDS, Part, cutter, events, whole
 
@@ -41,7 +45,6 @@ def recorded(call: Callable[[], Any]) -> Span:
 def ask(api: str, provider: Provider, *, stream: bool = False, leave_after: int | None = None, **options: Any) -> None:
     """Send a request of an API, and read its answer; of a stream, only so many chunks."""
     import anthropic
-    import openai
     from google import genai
 
     more: dict[str, Any] = {"stream": True} if stream else {}
@@ -200,3 +203,54 @@ def test_what_a_langchain_stream_had_said_when_it_was_left(provider: Provider, a
         chat = recorded(lambda: asyncio.run(read_some_async()) if is_async else read_some())
     assert (chat.status, chat.events) == ("unset", ())
     assert [message.text for message in read.said(chat)] == ["so it is "]
+
+
+@pytest.mark.parametrize("way", ["retrieve", "retrieve its stream", "cancel", "never"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_answer_that_is_retrieved_later_is_the_call_s(way: str, is_async: bool) -> None:
+    """`background=True`, polled by GET."""
+    states = iter(["queued", "in_progress", "cancelled" if way == "cancel" else "completed"])
+    parts: list[Part] = [("text", "so it is")]
+    body = whole("responses", parts)
+    streamed = "".join(f"data: {json.dumps(event)}\n\n" for event in events("responses", parts, cutter(1)))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if "stream" in request.url.params:
+            return httpx.Response(200, text=streamed, headers={"content-type": "text/event-stream"})
+        state = next(states)
+        done = state in ("completed", "cancelled")
+        return httpx.Response(200, json={**body, "status": state, "output": body["output"] if done else []})
+
+    transport = httpx.MockTransport(answer)
+    kinds: list[str] = []
+
+    async def run() -> None:
+        # The sync client's results are no awaitables.
+        async def wait(value: Any) -> Any:
+            return await value if inspect.isawaitable(value) else value
+
+        client: Any
+        if is_async:
+            client = openai.AsyncOpenAI(api_key="k", http_client=httpx.AsyncClient(transport=transport))
+        else:
+            client = openai.OpenAI(api_key="k", http_client=httpx.Client(transport=transport))
+        begun = await wait(client.responses.create(model="m", input="hi", background=True))
+        here = tracing.current()
+        assert here is not None
+        kinds.append(here.kind)
+        if way == "never":
+            return
+        assert (await wait(client.responses.retrieve(begun.id))).status == "in_progress"
+        if way == "cancel":
+            await wait(client.responses.cancel(begun.id))
+        elif way == "retrieve":
+            assert (await wait(client.responses.retrieve(begun.id))).output_text == "so it is"
+        else:
+            stream = await wait(client.responses.retrieve(begun.id, stream=True))
+            _ = [each async for each in stream] if is_async else [*stream]
+
+    chat = recorded(lambda: asyncio.run(run()))
+    # What follows does not lie within the call.
+    assert kinds == [semconv.INVOKE_AGENT]
+    assert chat.attributes[semconv.WIRE_CALLS] == 1
+    assert [message.text for message in read.said(chat)] == ([] if way == "never" else ["so it is"])
