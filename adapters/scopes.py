@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+from uuid import UUID
 
 from agl import semconv, tracing
 from agl.tracing.context import Scope
@@ -38,12 +39,28 @@ def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None
     return known if between and not between.isdisjoint(own) else here
 
 
-def agent_turn(name: str, *, parent: Scope | None = None) -> Scope | None:
-    """A scope of the agent `name`; None inside a scope of that agent, or outside a rollout."""
+def agent_turn(name: str, *, parent: Scope | None = None, of: Any = None) -> Scope | None:
+    """A scope of the agent `name`; None inside a scope of that agent, or outside a rollout.
+
+    Args:
+        of: the framework's agent, which may have an id and a description.
+    """
     parent = parent or tracing.current()
-    if parent is None or parent.agent == name:
+    if parent is None:
         return None
-    return tracing.start(semconv.INVOKE_AGENT, name, agent=name, parent=parent)
+    facts = _described(of, id=semconv.AGENT_ID, agent_id=semconv.AGENT_ID, description=semconv.AGENT_DESCRIPTION)
+    if parent.agent == name:
+        # The rollout's root span already stands for the wrapped agent.
+        if facts and parent.kind == semconv.INVOKE_AGENT:
+            parent.span.set_attributes(facts)
+        return None
+    return tracing.start(semconv.INVOKE_AGENT, name, agent=name, parent=parent, attributes=facts)
+
+
+def _described(of: Any, **names: str) -> dict[str, str]:
+    """The attributes that the fields of a framework's object have, where they are texts or UUIDs."""
+    found = {attribute: getattr(of, field, None) for field, attribute in names.items() if of is not None}
+    return {name: str(value) for name, value in found.items() if isinstance(value, str | UUID) and str(value)}
 
 
 def summariser(agent: str | None) -> str:
@@ -85,6 +102,7 @@ def tool_run(
     parent: Scope | None = None,
     agent: str | None = None,
     issued_by: str | None = None,
+    tool: Any = None,
 ) -> Scope | None:
     """A tool's scope; None outside a rollout, or where the call has one already.
 
@@ -93,6 +111,7 @@ def tool_run(
             the model call that issued it.
         agent: the calling agent; the parent's agent if None.
         issued_by: id of the `chat` span that asked for the tool, where its answer has no `tool_call_id`.
+        tool: the framework's tool, which may have a description.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):
@@ -100,6 +119,8 @@ def tool_run(
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, default=str)
     attributes = {
         semconv.TOOL_NAME: name,
+        semconv.TOOL_TYPE: "function",
+        **_described(tool, description=semconv.TOOL_DESCRIPTION),
         semconv.TOOL_CALL_ID: call_id,
         semconv.TOOL_CALL_ARGUMENTS: text if parent.rollout.capture_content else None,
         semconv.ISSUED_BY: issued_by,

@@ -72,7 +72,7 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(self, *args, **kwargs)
 
         def begin() -> Scope | None:
-            return agent_turn(name)
+            return agent_turn(name, of=self)
 
         call = functools.partial(run, self, *args, **kwargs)
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call)
@@ -156,7 +156,7 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
             arguments = dump()
 
         def begin() -> Scope | None:
-            return tool_run(self.name, arguments, kwargs.get("tool_call_id"))
+            return tool_run(self.name, arguments, kwargs.get("tool_call_id"), tool=self)
 
         return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned)
 

@@ -291,6 +291,8 @@ def _handler() -> BaseCallbackHandler:
             call_id = kwargs.get("tool_call_id")
             agent = self.issuers.get(parent.rollout, {}).get(call_id or "") or run.label.agent
             run.opened(tool_run(name, arguments, call_id, agent=agent, parent=parent))
+            if run.scope is not None:
+                run.scope.span.set_attribute(semconv.TOOL_DESCRIPTION, (serialized or {}).get("description"))
 
         def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
             run = self.runs.pop(run_id, None)

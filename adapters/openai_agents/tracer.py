@@ -196,13 +196,14 @@ class _Spans:
             # The rollout's root span already stands for the wrapped agent.
             if parent.parent is not None or parent.agent != data.name:
                 scope = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
+            (scope or parent).span.set_attribute(semconv.WORKFLOW_NAME, getattr(trace, "name", None))
         elif data.type in ("response", "generation"):
             facts = _request_facts(data) | {semconv.CONVERSATION_ID: getattr(trace, "group_id", None)}
             scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=facts)
         elif data.type == "handoff":
             scope = tracing.start(semconv.HANDOFF, "", parent=parent)
         elif data.type == "function":
-            attributes = {semconv.TOOL_NAME: data.name}
+            attributes = {semconv.TOOL_NAME: data.name, semconv.TOOL_TYPE: "function"}
             scope = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
         self._open[_key(span)] = _Open(scope or parent, scope, run, sys.exception())
 

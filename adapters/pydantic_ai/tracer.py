@@ -125,7 +125,7 @@ def _capability_class() -> Any:
 
         async def wrap_run(self, ctx: Any, *, handler: Callable[[], Awaitable[Any]]) -> Any:
             name = ctx.agent.name if ctx.agent is not None else None
-            scope = agent_turn(name, parent=self.parent()) if name else None
+            scope = agent_turn(name, parent=self.parent(), of=ctx.agent) if name else None
             if scope is None:
                 return await handler()
             self.around = scope
@@ -165,7 +165,7 @@ def _capability_class() -> Any:
         async def wrap_tool_execute(
             self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Callable[..., Any]
         ) -> Any:
-            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent())
+            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent(), tool=tool_def)
             try:
                 result = await handler(args)
             except (CallDeferred, ApprovalRequired):

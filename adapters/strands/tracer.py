@@ -97,7 +97,7 @@ def _failure(error: BaseException | None) -> BaseException | None:
 
 def _start_agent(agent: Any) -> Scope | None:
     name = agent_name(agent)
-    return None if name is None else agent_turn(name)
+    return None if name is None else agent_turn(name, of=agent)
 
 
 def _start_chat(model: Any, agent: Any, name: str | None = None) -> Scope | None:

@@ -121,6 +121,7 @@ class Conformance:
         for tool in tools:
             assert (tool.name, tool.agent, tool.parent_id) == ("execute_tool add", "solver", agents[0].span_id)
             assert tool.attributes[semconv.TOOL_NAME] == "add"
+            assert tool.attributes[semconv.TOOL_TYPE] == "function"
             assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == {"a": 2, "b": 3}
             assert tool.attributes[semconv.TOOL_CALL_RESULT] == "5"
             check_call_id(subject, tool, provider)
