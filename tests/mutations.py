@@ -125,7 +125,7 @@ MUTATIONS = (
 """,
         """    if scope.wire_calls == -1:
 """,
-        unit("adapter_conformance", "TestAdapters::test_a_call_records_how_it_was_requested_and_what_it_used"),
+        unit("call_facts", "test_the_provider_s_numbers_of_tokens_count"),
     ),
     Mutation(
         "a name of the conventions is misspelt",

@@ -33,7 +33,7 @@ class ChatMessage:
 
     def __init__(self) -> None:
         self.fields: dict[str, Any] = {}
-        self.content: list[dict[str, Any]] = []
+        self.content: list[Any] = []
         self.audio: dict[str, Any] = {}
         self.audio_data: list[str] = []
         self.calls: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ class ChatMessage:
         for part in [content] if isinstance(content, str) else _list(content):
             kind, text = ("text", part) if isinstance(part, str) else _text_of(part)
             if text is None:
-                self.content.append(part)
+                self.content += _mappings([part])
             elif self.content and self.content[-1].get("type") == kind:
                 self.content[-1][kind] += text
             elif text:

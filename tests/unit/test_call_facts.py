@@ -254,3 +254,19 @@ def test_an_answer_that_is_retrieved_later_is_the_call_s(way: str, is_async: boo
     assert kinds == [semconv.INVOKE_AGENT]
     assert chat.attributes[semconv.WIRE_CALLS] == 1
     assert [message.text for message in read.said(chat)] == ([] if way == "never" else ["so it is"])
+
+
+def test_the_provider_s_numbers_of_tokens_count(provider: Provider) -> None:
+    """LangChain says 0 tokens of input for this stream, of which four were cached."""
+    from langchain_anthropic import ChatAnthropic
+
+    provider.script = lambda body: Reply("yes", cached=4)
+
+    async def run() -> None:
+        model = ChatAnthropic(model_name="m", base_url=provider.root, api_key="k", stop=None, timeout=None)
+        async for _ in model.astream("hi"):
+            pass
+
+    with LangChainTracer():
+        attributes = recorded(lambda: asyncio.run(run())).attributes
+    assert (attributes[semconv.INPUT_TOKENS], attributes[semconv.CACHE_READ_TOKENS]) == (7, 4)
