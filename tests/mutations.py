@@ -137,10 +137,8 @@ MUTATIONS = (
     Mutation(
         "calls over a WebSocket are no spans",
         "core/tracing/websocket_hooks.py",
-        """            known.sent(data)
-""",
-        """            known.session |= data
-""",
+        '("/responses", "/realtime")',
+        '("/realtime",)',
         unit("websocket_hooks", "test_a_selected_agent_with_a_routed_call_and_one_over_a_websocket_does_not_train"),
     ),
     Mutation(
