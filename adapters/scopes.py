@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from agl import semconv, tracing
@@ -40,12 +41,28 @@ def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None
     return known if between and not between.isdisjoint(own) else here
 
 
-def agent_turn(name: str, *, parent: Scope | None = None) -> Scope | None:
-    """A scope of the agent `name`; None inside a scope of that agent, or outside a rollout."""
+def agent_turn(name: str, *, parent: Scope | None = None, of: Any = None) -> Scope | None:
+    """A scope of the agent `name`; None inside a scope of that agent, or outside a rollout.
+
+    Args:
+        of: the framework's agent, which may have an id and a description.
+    """
     parent = parent or tracing.current()
-    if parent is None or parent.agent == name:
+    if parent is None:
         return None
-    return tracing.start(semconv.INVOKE_AGENT, name, agent=name, parent=parent)
+    facts = _described(of, id=semconv.AGENT_ID, agent_id=semconv.AGENT_ID, description=semconv.AGENT_DESCRIPTION)
+    if parent.agent == name:
+        # The rollout's root span already stands for the wrapped agent.
+        if facts and parent.kind == semconv.INVOKE_AGENT:
+            parent.span.set_attributes(facts)
+        return None
+    return tracing.start(semconv.INVOKE_AGENT, name, agent=name, parent=parent, attributes=facts)
+
+
+def _described(of: Any, **names: str) -> dict[str, str]:
+    """The attributes that the fields of a framework's object have, where they are texts or UUIDs."""
+    found = {attribute: getattr(of, field, None) for field, attribute in names.items() if of is not None}
+    return {name: str(value) for name, value in found.items() if isinstance(value, str | UUID) and str(value)}
 
 
 def summariser(agent: str | None) -> str:
@@ -71,6 +88,14 @@ def model_call(
     return tracing.start(semconv.CHAT, model, agent=agent, parent=parent, attributes=request)
 
 
+def counted(scope: Scope, n_input: int | None, n_output: int | None) -> dict[str, int | None]:
+    """The attributes of a model call's numbers of tokens as a framework counts them; none where the provider's answer
+    was seen, whose numbers are right. Some frameworks leave out cached tokens, or report 0 for unknown."""
+    if scope.wire_calls == 1 and semconv.INPUT_TOKENS in scope.span.attributes:
+        return {}
+    return {semconv.INPUT_TOKENS: n_input, semconv.OUTPUT_TOKENS: n_output}
+
+
 def tool_run(
     name: str,
     arguments: Any,
@@ -79,6 +104,7 @@ def tool_run(
     parent: Scope | None = None,
     agent: str | None = None,
     issued_by: str | None = None,
+    tool: Any = None,
 ) -> Scope | None:
     """A tool's scope; None outside a rollout, or where the call has one already.
 
@@ -87,6 +113,7 @@ def tool_run(
         call_id: the model's `tool_call_id`, by which rewards find the model call that issued it.
         agent: the calling agent; the parent's agent if None.
         issued_by: id of the `chat` span that asked for the tool, where its answer has no `tool_call_id`.
+        tool: the framework's tool, which may have a description.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):
@@ -94,6 +121,8 @@ def tool_run(
     text = arguments if isinstance(arguments, str | None) else json.dumps(arguments, default=str)
     attributes = {
         semconv.TOOL_NAME: name,
+        semconv.TOOL_TYPE: "function",
+        **_described(tool, description=semconv.TOOL_DESCRIPTION),
         semconv.TOOL_CALL_ID: call_id,
         semconv.TOOL_CALL_ARGUMENTS: text if parent.rollout.capture_content else None,
         semconv.ISSUED_BY: issued_by,

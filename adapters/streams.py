@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from agl import semconv, tracing
+from agl.tracing import background
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
-from agl.tracing.sdk_hooks import COUNTS, parse_through
+from agl.tracing.sdk_hooks import COUNTS, parse_through, set_first_chunk
 
 Facts = Mapping[str, Any]
 """Span attributes by name; those that are None are left out."""
@@ -48,8 +49,11 @@ class CallObserver:
         if hasattr(result, "_iterator"):
             self._observe_stream(scope, result)
             return result
-        raw = fields(result).get("http_response")
-        if raw is None:
+        known = fields(result)
+        raw = known.get("http_response")
+        if known.get("status") in background.UNFINISHED and isinstance(known.get("id"), str):
+            background.wait(scope, known["id"])
+        elif raw is None:
             self._end(scope, result)
         elif raw.is_closed:
             self._end(scope, _parsed(result))
@@ -118,7 +122,7 @@ class Reader:
 
     def __init__(self, scope: Scope, chunks: Any, response: Any) -> None:
         self.scope, self.chunks, self.answer = scope, chunks, ResponseAccumulator()
-        self.reading = False
+        self.reading = self.begun = False
         closed = weakref.WeakMethod(self.closed)
         if response is not None:
             _when_closed(response, lambda: _call(closed))
@@ -134,6 +138,9 @@ class Reader:
         _end_stream(self.scope, self.answer, None if whole else error)
 
     def take(self, chunk: Any) -> Any:
+        if not self.begun:
+            self.begun = True
+            set_first_chunk(self.scope)
         self.answer.event(_dumped(chunk))
         return chunk
 

@@ -59,6 +59,114 @@ _ONE_NAME = (
 _EQUAL_CALLS = unit("adapter_conformance", f"{_CONFORMANCE}equal_calls_of_one_answer_keep_their_results_apart")
 
 MUTATIONS = (
+    # -- traces: what a call's span says ------------------------------------------------------------------------------
+    Mutation(
+        "parallel calls that share an index are joined",
+        "core/tracing/streamed_answers.py",
+        """        return piece["id"] != call["id"]
+""",
+        """        return False
+""",
+        unit("streamed_answers", "test_a_stream_is_recorded_like_the_answer_that_it_streams"),
+    ),
+    Mutation(
+        "a stream's refusal is lost",
+        "core/tracing/streamed_answers.py",
+        """            elif isinstance(value, str) and name != "role":
+""",
+        """            elif isinstance(value, str) and name not in ("role", "refusal"):
+""",
+        unit("streamed_answers", "test_a_stream_is_recorded_like_the_answer_that_it_streams"),
+    ),
+    Mutation(
+        "a Responses stream that is left has no answer",
+        "core/tracing/streamed_answers.py",
+        """        return kind in _DELTAS or kind in _PARTS or kind in _ITEMS
+""",
+        """        return False
+""",
+        unit("call_facts", "test_the_sdk_s_streams_are_recorded_like_unstreamed_answers"),
+    ),
+    Mutation(
+        "a LangChain stream that is left has no answer",
+        "adapters/langchain/tracer.py",
+        "error, attributes=facts)\n\n        def on_tool_start",
+        "error)\n\n        def on_tool_start",
+        unit("call_facts", "test_what_a_langchain_stream_had_said_when_it_was_left"),
+    ),
+    Mutation(
+        "an answer that is retrieved later is lost",
+        "core/tracing/background.py",
+        """            return self.finished(self.scope, result)
+""",
+        """            return result
+""",
+        unit("call_facts", "test_an_answer_that_is_retrieved_later_is_the_call_s"),
+    ),
+    Mutation(
+        "options of extra_body are not recorded",
+        "core/tracing/sdk_hooks.py",
+        "settings({**body, **more} if isinstance(more, Mapping) else body, self.path)",
+        "settings(body, self.path)",
+        unit("call_facts", "test_a_request_can_be_sent_again_as_it_was"),
+    ),
+    Mutation(
+        "cached input counts in full",
+        "trainer/report/prices.py",
+        """    "cache_read_tokens": semconv.CACHE_READ_TOKENS,
+""",
+        "",
+        unit("prices", "test_cached_input_and_reasoning_cost_what_they_cost"),
+    ),
+    Mutation(
+        "thoughts of Gemini are not paid for",
+        "core/tracing/usage.py",
+        """    reasoning = counts.get("thoughtsTokenCount")
+""",
+        """    reasoning = None
+""",
+        unit("prices", "test_cached_input_and_reasoning_cost_what_they_cost"),
+    ),
+    Mutation(
+        "a framework's numbers of tokens replace the provider's",
+        "adapters/scopes.py",
+        """    if scope.wire_calls == 1 and semconv.INPUT_TOKENS in scope.span.attributes:
+""",
+        """    if scope.wire_calls == -1:
+""",
+        unit("call_facts", "test_the_provider_s_numbers_of_tokens_count"),
+    ),
+    Mutation(
+        "a name of the conventions is misspelt",
+        "core/semconv.py",
+        '"gen_ai.usage.cache_read.input_tokens"',
+        '"gen_ai.usage.cached.input_tokens"',
+        unit("semconv", "test_every_gen_ai_name_is_one_of_the_conventions"),
+    ),
+    Mutation(
+        "calls over a WebSocket are no spans",
+        "core/tracing/websocket_hooks.py",
+        '("/responses", "/realtime")',
+        '("/realtime",)',
+        unit("websocket_hooks", "test_a_selected_agent_with_a_routed_call_and_one_over_a_websocket_does_not_train"),
+    ),
+    Mutation(
+        "a cloud's client is not seen",
+        "core/tracing/http_hooks.py",
+        """    if (found := _IN_PATH.search(path)) is not None:
+""",
+        """    if (found := _IN_PATH.search(path)) is None and False:
+""",
+        unit("http_hooks", "test_a_call_of_a_cloud_s_client_is_one_chat_span"),
+    ),
+    Mutation(
+        "a tool's description is not recorded",
+        "adapters/scopes.py",
+        """        **_described(tool, description=semconv.TOOL_DESCRIPTION),
+""",
+        "",
+        unit("semconv", "test_spans_of_agents_and_tools_have_what_the_framework_says_of_them"),
+    ),
     # -- rows: what is trained ----------------------------------------------------------------------------------------
     Mutation(
         "the learner forgets what an answer was held to",

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from agl import semconv
+from agl.adapters.scopes import counted
 from agl.messages import Message, Other, Part, Reasoning, Text, ToolCall, write
+from agl.tracing.context import Scope
 
 
-def facts(response: Any, content: bool) -> dict[str, Any]:
+def facts(scope: Scope, response: Any, content: bool) -> dict[str, Any]:
     """The attributes of a `ChatResponse`."""
     usage = response.usage_details or {}
     reasons = [str(response.finish_reason)] if response.finish_reason else None
@@ -18,8 +20,7 @@ def facts(response: Any, content: bool) -> dict[str, Any]:
         semconv.RESPONSE_ID: response.response_id,
         semconv.RESPONSE_MODEL: response.model,
         semconv.FINISH_REASONS: reasons,
-        semconv.INPUT_TOKENS: usage.get("input_token_count"),
-        semconv.OUTPUT_TOKENS: usage.get("output_token_count"),
+        **counted(scope, usage.get("input_token_count"), usage.get("output_token_count")),
     }
     if content:
         parts = tuple(_part(part) for message in response.messages for part in message.contents)
@@ -27,14 +28,14 @@ def facts(response: Any, content: bool) -> dict[str, Any]:
     return attributes
 
 
-def streamed_facts(updates: Sequence[Any], content: bool) -> dict[str, Any]:
+def streamed_facts(scope: Scope, updates: Sequence[Any], content: bool) -> dict[str, Any]:
     """The attributes of a stream's updates, which the framework joins. They are not changed."""
     from agent_framework import ChatResponse
 
     copies = [copy.copy(update) for update in updates]
     for update in copies:
         update.contents = [copy.copy(part) for part in update.contents or ()]
-    return facts(ChatResponse.from_updates(copies), content)
+    return facts(scope, ChatResponse.from_updates(copies), content)
 
 
 def _part(content: Any) -> Part:

@@ -72,7 +72,7 @@ def _running(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(self, *args, **kwargs)
 
         def begin() -> Scope | None:
-            return agent_turn(name)
+            return agent_turn(name, of=self)
 
         call = functools.partial(run, self, *args, **kwargs)
         return _stream(begin, call) if kwargs.get("stream") else _awaited(begin, call)
@@ -170,7 +170,7 @@ def _invoking(invoke: Callable[..., Any]) -> Callable[..., Any]:
             arguments = dump()
 
         def begin() -> Scope | None:
-            return tool_run(self.name, arguments, kwargs.get("tool_call_id"))
+            return tool_run(self.name, arguments, kwargs.get("tool_call_id"), tool=self)
 
         return await _awaited(begin, functools.partial(invoke, self, *args, **kwargs), _returned)
 
@@ -188,7 +188,7 @@ async def _awaited(
 
 
 def _answered(scope: Scope, response: Any) -> None:
-    tracing.end(scope, attributes=facts(response, scope.rollout.capture_content))
+    tracing.end(scope, attributes=facts(scope, response, scope.rollout.capture_content))
 
 
 def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
@@ -209,7 +209,7 @@ def _stream(begin: Callable[[], Scope | None], call: Callable[[], Any]) -> Any:
 
     def end(error: BaseException | None = None) -> None:
         content = scope.rollout.capture_content
-        attributes = streamed_facts(updates, content) if scope.kind == semconv.CHAT else None
+        attributes = streamed_facts(scope, updates, content) if scope.kind == semconv.CHAT else None
         with aside:
             tracing.end(scope, error=error, attributes=attributes)
 

@@ -47,7 +47,7 @@ def install(patches: Patches) -> None:
 
 
 def _turn(agent: Any, *_: Any, **__: Any) -> Any:
-    return within(agent_turn(agent.name))
+    return within(agent_turn(agent.name, of=agent))
 
 
 def _on_messages_stream(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ def _on_messages_stream(original: Callable[..., Any]) -> Callable[..., Any]:
         if tracing.current() is None:
             return original(self, *args, **kwargs)
         return traced(
-            lambda: agent_turn(self.name),
+            lambda: agent_turn(self.name, of=self),
             lambda: original(self, *args, **kwargs),
             lambda scope, error: tracing.end(scope, error=error),
             _EventSpans(self.name).seen,
@@ -135,7 +135,8 @@ def _core_name(agent: Any, message: Any, ctx: Any) -> str | None:
 
 
 def _tool(tool: Any, args: Any, cancellation_token: Any, call_id: str | None = None, **_: Any) -> Any:
-    return within(tool_run(tool.name, args, call_id), lambda scope, value: tool_end(scope, _result(tool, value)))
+    scope = tool_run(tool.name, args, call_id, tool=tool)
+    return within(scope, lambda scope, value: tool_end(scope, _result(tool, value)))
 
 
 def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +158,7 @@ def _run_json_stream(original: Callable[..., Any]) -> Callable[..., Any]:
             last[:] = [event]
 
         return traced(
-            lambda: tool_run(self.name, args, call_id),
+            lambda: tool_run(self.name, args, call_id, tool=self),
             lambda: original(self, args, cancellation_token, call_id=call_id, **kwargs),
             end,
             seen,

@@ -34,7 +34,7 @@ def install(patches: Patches) -> None:
 
 
 def _turn(agent: Any, *_: Any, **__: Any) -> Any:
-    return within(agent_turn(agent.name))
+    return within(agent_turn(agent.name, of=agent))
 
 
 def _tool(agent: Any, func_call: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -57,7 +57,7 @@ class CrewAITracer(PatchingTracer):
 
 
 def _turn(agent: Any, *_: Any, **__: Any) -> Any:
-    return within(agent_turn(agent_name(agent)))
+    return within(agent_turn(agent_name(agent), of=agent))
 
 
 def _sync_turn(agent: Any, *_: Any, **__: Any) -> Any:

@@ -26,7 +26,7 @@ from agl.adapters.langchain import reading
 from agl.adapters.langchain.labels import Label, label_of
 from agl.adapters.langchain.runnable import handles, runnable
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import model_call, note_returned, place, summariser, tool_end, tool_run
+from agl.adapters.scopes import counted, model_call, note_returned, place, summariser, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import RolloutContext, Scope
 from agl.tracing.provider_formats import finish_reason
@@ -311,14 +311,20 @@ def _handler() -> BaseCallbackHandler:
                         calls = getattr(message, "tool_calls", None) or ()
                         issued.update({call["id"]: scope.agent for call in calls if call["id"]})
                 content = scope.rollout.capture_content
-                facts = _facts(response, content)
+                facts = _facts(scope, [g for batch in response.generations for g in batch], content)
                 # A request that no SDK's hook has seen: of another client, or of a model that runs here.
                 if content and semconv.INPUT_MESSAGES not in scope.span.attributes:
                     facts |= _request(*run.request)
                 self._close(run_id, attributes=facts)
 
-        def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-            self._close(run_id, error)
+        def on_llm_error(self, error: BaseException, *, run_id: UUID, response: Any = None, **_: Any) -> None:
+            run, facts = self.runs.get(run_id), None
+            # The chunks of a stream until then, next to which LangChain puts what the error says.
+            chunks = [g for batch in getattr(response, "generations", ()) for g in batch if _is_chunk(g)]
+            if chunks and run is not None and run.scope is not None:
+                facts = _facts(run.scope, chunks, run.scope.rollout.capture_content)
+            # A reader that stops early is no error.
+            self._close(run_id, None if isinstance(error, GeneratorExit) else error, attributes=facts)
 
         def on_tool_start(
             self,
@@ -340,6 +346,8 @@ def _handler() -> BaseCallbackHandler:
             call_id = kwargs.get("tool_call_id")
             agent = self.issuers.get(parent.rollout, {}).get(call_id or "") or run.label.agent
             run.opened(tool_run(name, arguments, call_id, agent=agent, parent=parent))
+            if run.scope is not None:
+                run.scope.span.set_attribute(semconv.TOOL_DESCRIPTION, (serialized or {}).get("description"))
 
         def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
             run = self._forget(run_id)
@@ -454,8 +462,13 @@ def _request(messages: Sequence[Any], tools: Sequence[Any]) -> dict[str, Any]:
     return facts
 
 
-def _facts(response: Any, content: bool) -> dict[str, Any]:
-    generations = [g for batch in response.generations for g in batch]
+def _is_chunk(generation: Any) -> bool:
+    from langchain_core.messages import BaseMessageChunk
+
+    return isinstance(getattr(generation, "message", None), BaseMessageChunk)
+
+
+def _facts(scope: Scope, generations: Sequence[Any], content: bool) -> dict[str, Any]:
     messages = [m for g in generations if (m := getattr(g, "message", None)) is not None]
     if not messages:
         return {}
@@ -466,8 +479,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         semconv.RESPONSE_ID: metadata.get("id") or _provider_id(messages[0].id),
         semconv.RESPONSE_MODEL: metadata.get("model_name"),
         semconv.FINISH_REASONS: reasons or None,
-        semconv.INPUT_TOKENS: usage.get("input_tokens"),
-        semconv.OUTPUT_TOKENS: usage.get("output_tokens"),
+        **counted(scope, usage.get("input_tokens"), usage.get("output_tokens")),
     }
     if content:
         answers = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]

@@ -281,13 +281,14 @@ class _Spans:
             # The rollout's root span already stands for the wrapped agent.
             if parent.parent is not None or parent.agent != data.name:
                 scope = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
+            (scope or parent).span.set_attribute(semconv.WORKFLOW_NAME, getattr(trace, "name", None))
         elif data.type in ("response", "generation"):
             facts = _request_facts(data) | {semconv.CONVERSATION_ID: getattr(trace, "group_id", None)}
             scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=facts)
         elif data.type == "handoff":
             scope = tracing.start(semconv.HANDOFF, "", parent=parent)
         elif data.type == "function":
-            attributes = {semconv.TOOL_NAME: data.name}
+            attributes = {semconv.TOOL_NAME: data.name, semconv.TOOL_TYPE: "function"}
             scope = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
         self._open[_key(span)] = _Open(scope or parent, scope, run, sys.exception())
 
@@ -473,5 +474,6 @@ def _answer(data: Any) -> ResponseAccumulator:
         known = (p["response_id"] for m in items or [output] if (p := m.get("provider_data")))
         answer.id = next(known, answer.id)
     # For a stream without usage the SDK reports zeros.
-    answer.whole({"usage": {name: n for name, n in (data.usage or {}).items() if n}})
+    usage = data.usage or {}
+    answer.whole({"usage": usage if usage.get("input_tokens") or usage.get("output_tokens") else None})
     return answer

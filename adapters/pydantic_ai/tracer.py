@@ -19,7 +19,7 @@ from agl.adapters.aside import Aside
 from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.patching import Patches, PatchingTracer
 from agl.adapters.pydantic_ai.runnable import handles, runnable
-from agl.adapters.scopes import agent_turn, model_call, place, tool_end, tool_run
+from agl.adapters.scopes import agent_turn, counted, model_call, place, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import Scope
 
@@ -126,7 +126,7 @@ def _capability_class() -> Any:
             name = ctx.agent.name if ctx.agent is not None else None
             # What is current here becomes current in the caller's task, who may only read the answer.
             with Aside():
-                scope = agent_turn(name, parent=self.parent()) if name else None
+                scope = agent_turn(name, parent=self.parent(), of=ctx.agent) if name else None
             if scope is None:
                 return await handler()
             self.around = scope
@@ -174,7 +174,7 @@ def _capability_class() -> Any:
         async def wrap_tool_execute(
             self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Callable[..., Any]
         ) -> Any:
-            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent())
+            scope = tool_run(call.tool_name, args, call.tool_call_id, parent=self.parent(), tool=tool_def)
             try:
                 result = await handler(args)
             except (CallDeferred, ApprovalRequired):
@@ -216,7 +216,8 @@ def _end(
         facts = None
         if response is not None:
             answers = [c.tool_call_id for c in response.tool_calls if c.tool_name in output_tools]
-            facts = _facts(response, scope.rollout.capture_content) | {semconv.STRUCTURED_ANSWERS: answers or None}
+            facts = _facts(scope, response, scope.rollout.capture_content)
+            facts[semconv.STRUCTURED_ANSWERS] = answers or None
         tracing.end(scope, error=error, attributes=facts)
 
 
@@ -225,7 +226,7 @@ def _returned(scope: Scope | None, result: Any, *, failed: bool = False) -> None
         tool_end(scope, getattr(result, "return_value", result), failed=failed)
 
 
-def _facts(response: Any, content: bool) -> dict[str, Any]:
+def _facts(scope: Scope, response: Any, content: bool) -> dict[str, Any]:
     """The attributes of a `ModelResponse`; texts only where they are captured."""
     from pydantic_ai.messages import ModelMessagesTypeAdapter
 
@@ -240,8 +241,7 @@ def _facts(response: Any, content: bool) -> dict[str, Any]:
         semconv.RESPONSE_MODEL: response.model_name,
         semconv.FINISH_REASONS: [reason] if reason else None,
         # It counts 0 tokens where the provider reports none.
-        semconv.INPUT_TOKENS: usage.input_tokens or None,
-        semconv.OUTPUT_TOKENS: usage.output_tokens or None,
+        **counted(scope, usage.input_tokens or None, usage.output_tokens or None),
         semconv.OUTPUT_MESSAGES: write.answer_json(
             ModelMessagesTypeAdapter.dump_python([response], mode="json"), [reason] if reason else ()
         )

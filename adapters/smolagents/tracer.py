@@ -102,7 +102,7 @@ def _run_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def run_stream(self: Any, *args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         return traced_sync(
-            lambda: agent_turn(self.name) if self.name else None,
+            lambda: agent_turn(self.name, of=self) if self.name else None,
             lambda: original(self, *args, **kwargs),
             lambda scope, error: tracing.end(scope, error=error),
         )
@@ -168,6 +168,7 @@ def _calling(tool: Any, *args: Any, **kwargs: Any) -> Iterator[Callable[[Any], N
             _arguments(tool, args, kwargs),
             issued.id if issued else None,
             issued_by=issued.issued_by if issued else None,
+            tool=tool,
         )
         with within(scope, lambda scope, result: tool_end(scope, result, failed=here.failed)) as returns:
             yield returns

@@ -23,6 +23,7 @@ from agl.adapters.scopes import (
     agent_turn,
     around,
     around_async,
+    counted,
     model_call,
     note_returned,
     summariser,
@@ -119,7 +120,7 @@ def _failure(error: BaseException | None) -> BaseException | None:
 
 def _start_agent(agent: Any) -> Scope | None:
     name = agent_name(agent)
-    return None if name is None else agent_turn(name)
+    return None if name is None else agent_turn(name, of=agent)
 
 
 def _start_chat(model: Any, agent: Any, name: str | None = None) -> Scope | None:
@@ -143,7 +144,7 @@ def _model_stage(terminal: Chain) -> Chain:
             return _start_chat(context.model, context.agent)
 
         def finish(scope: Scope, error: BaseException | None) -> None:
-            facts = _response_facts(context.model, stops[0], scope.rollout.capture_content) if stops else None
+            facts = _response_facts(scope, context.model, stops[0], scope.rollout.capture_content) if stops else None
             tracing.end(scope, error=error, attributes=facts)
 
         return traced(begin, lambda: terminal(context), finish, seen)
@@ -197,14 +198,14 @@ def _provider(model: Any) -> str:
     return _PROVIDERS.get(module, module)
 
 
-def _response_facts(model: Any, stop: Any, content: bool) -> dict[str, Any]:
+def _response_facts(scope: Scope, model: Any, stop: Any, content: bool) -> dict[str, Any]:
     reason, message, usage, _ = stop
     facts: dict[str, Any] = {
         semconv.FINISH_REASONS: [_OPENAI_REASONS.get(reason, reason) if _provider(model) == "openai" else reason]
     }
     # Strands counts 0 tokens where the provider reports none.
     if usage.get("totalTokens"):
-        facts |= {semconv.INPUT_TOKENS: usage["inputTokens"], semconv.OUTPUT_TOKENS: usage["outputTokens"]}
+        facts |= counted(scope, usage["inputTokens"], usage["outputTokens"])
     if content:
         facts[semconv.OUTPUT_MESSAGES] = write.answer_json(message, facts[semconv.FINISH_REASONS])
     return facts

@@ -174,12 +174,21 @@ def require_trainable(trajectory: AttemptTrajectory, selection: Selection) -> No
         )
     if trajectory.bypassed:
         span = trajectory.bypassed[0]
+        hint = (
+            "call the model through the openai or anthropic SDK, or point that client at the LLM resource "
+            "(`llm: agl.LLM` -> llm.endpoint, llm.api_key)"
+        )
+        if str(span.attributes.get(semconv.URL)).startswith(("ws:", "wss:")):
+            hint = (
+                "the gateway has no WebSockets: use HTTP, `client.responses.create(...)`; in the OpenAI Agents SDK, "
+                '`set_default_openai_responses_transport("http")`'
+            )
         raise BypassedGatewayError(
             f"{len(trajectory.bypassed)} LLM call(s) of agent {span.agent!r} bypassed the gateway: "
             f"client {span.attributes.get(semconv.CLIENT, 'unknown')}, "
             f"URL {span.attributes.get(semconv.URL, 'unknown')}",
-            hint="call the model through the openai or anthropic SDK, or point that client at the LLM resource "
-            "(`llm: agl.LLM` -> llm.endpoint, llm.api_key)",
+            hint=hint,
+            agent=span.agent,
             span=span.span_id,
             **where,
         )

@@ -16,13 +16,16 @@ from agl.errors import UnreadableMessageError
 from agl.messages import google
 from agl.messages.types import Message, Other, Part, Reasoning, Text, ToolCall, ToolResult
 
-_BODY = ("content", "parts", "tool_calls", "reasoning_content", "reasoning", "function_call", "refusal")
+_BODY = (
+    "content", "parts", "tool_calls", "reasoning_content", "reasoning", "function_call", "refusal", "audio", "images",
+)  # fmt: skip
 """Fields that hold what a message says."""
 _HEAD = frozenset({"role", "name", "id", "type", "status", "finish_reason"})
-_ITEMS = frozenset({"message", "reasoning", "function_call"})
+_ITEMS = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})
 """Types of the Responses API's items that together make one answer."""
 
 
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _PLACE = {"rollout": "rollout_id", "attempt": "attempt", "agent": "agent", "span": "span_id"}
 T = TypeVar("T")
 
@@ -164,7 +167,7 @@ def _message(item: Any, at: str, role: str | None = None) -> Message:
             else None
         )
     if not isinstance(speaker, str):
-        if item.get("type") == "function_call_output":
+        if item.get("type") in _OUTPUTS:
             return Message("tool", (ToolResult(_id(item, "call_id"), _result(item.get("output"), at)),))
         if not isinstance(item.get("type"), str) or ("content" in item and item["type"] != "reasoning"):
             _refuse(at, f"has no role; its fields are {', '.join(map(repr, item))}")
@@ -214,11 +217,14 @@ def _part(part: Any, at: str) -> Part:
             return Text(_text(part, ("text", "content"), at))
         case "refusal":
             return Text(_text(part, ("refusal", "content"), at))
+        case "thinking" if isinstance(thoughts := part.get("thinking"), list):
+            # Mistral's.
+            return Reasoning("".join(t for p in thoughts if isinstance(t := _field(p, "text"), str)))
         case "thinking":
             return Reasoning(_text(part, ("thinking", "content"), at))
         case "reasoning" | "reasoningContent":
             return _reasoning(part)
-        case "tool_use" | "function_call" | "tool_call" | "tool-call":
+        case "tool_use" | "function_call" | "custom_tool_call" | "tool_call" | "tool-call":
             return _call(part, at)
         case "toolUse":
             return _call(part["toolUse"], at)
@@ -227,7 +233,7 @@ def _part(part: Any, at: str) -> Part:
         case "toolResult" if isinstance(result := part["toolResult"], Mapping):
             content = _result(result.get("content"), at)
             return ToolResult(_id(result, "toolUseId"), content, result.get("status") == "error")
-        case "function_call_output":
+        case "function_call_output" | "custom_tool_call_output":
             return ToolResult(_id(part, "call_id"), _result(part.get("output"), at))
         case "tool_call_response":
             content = part["response"] if "response" in part else part.get("result")

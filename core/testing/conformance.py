@@ -51,6 +51,8 @@ __all__ = [
     "last_said", "serve", "tool_result", "uses_add",
 ]  # fmt: skip
 
+_USAGE = (semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS, semconv.CACHE_READ_TOKENS, semconv.REASONING_TOKENS)
+
 
 def raises() -> Any:
     raise ToolFailed("a is negative")
@@ -188,6 +190,7 @@ class Conformance(OpenCalls):
         for tool in tools:
             assert (tool.name, tool.agent, tool.parent_id) == ("execute_tool add", "solver", agents[0].span_id)
             assert tool.attributes[semconv.TOOL_NAME] == "add"
+            assert tool.attributes[semconv.TOOL_TYPE] == "function"
             assert json.loads(tool.attributes[semconv.TOOL_CALL_ARGUMENTS]) == {"a": 2, "b": 3}
             assert tool.attributes[semconv.TOOL_CALL_RESULT] == "5"
             check_call_id(subject, tool, provider)
@@ -376,6 +379,24 @@ class Conformance(OpenCalls):
         )
         assert (chat.attributes[semconv.INPUT_TOKENS], chat.attributes[semconv.OUTPUT_TOKENS]) == (7, 3)
         assert str(chat.attributes[semconv.URL]).startswith(provider.root)
+
+    @capability("a request's sampling options, its cached and its reasoning tokens are recorded", by_way=True)
+    def test_a_call_records_how_it_was_requested_and_what_it_used(
+        self, subject: Subject, way: str, provider: Provider
+    ) -> None:
+        script = subject.script()
+        provider.script = lambda body: dataclasses.replace(script(body), cached=4, thought=2)
+        with instrumented(subject), tracing.running(rollout := context(subject)):
+            do(subject, subject.agent(provider.url, "solver"), way=way)
+        for chat, seen in zip(of(rollout, semconv.CHAT), provider.seen, strict=True):
+            streams = bool(seen.body.get("stream")) or ":streamGenerateContent" in seen.path
+            assert bool(chat.attributes.get(semconv.REQUEST_STREAM)) == streams
+            assert (chat.attributes.get(semconv.TIME_TO_FIRST_CHUNK, -1) >= 0) == (streams and "body" not in way)
+            for name in ("temperature", "top_p", "max_tokens"):
+                assert chat.attributes.get(f"gen_ai.request.{name}") == seen.body.get(name)
+            used = [chat.attributes.get(name) for name in _USAGE]
+            # Chat Completions streams its usage only on request.
+            assert used == [7, 3, 4, 2] or (streams and subject.sdk == "openai" and used == [None] * 4)
 
     @capability("its system prompt is replaced in the request, and no other byte", needs="takes_prompt", by_way=True)
     def test_a_system_prompt_is_replaced_and_not_another_byte(self, subject: Subject, way: str) -> None:

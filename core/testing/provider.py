@@ -48,7 +48,8 @@ class Reply:
 
     `fails`: a stream that ends in an error event instead. `reasoning`: what the model thinks first, as far as the API
     shows it. `holds`: a stream sends its last event only once this is set. A tool `space/name` is one of a namespace
-    (Responses).
+    (Responses). `cached`, `thought`: how many of the 7 tokens of input were cached, and how many of the 3 of output are
+    reasoning. `whole`, `events`: the answer's body, and the events of its stream, in place of all else.
     """
 
     content: str | None = None
@@ -57,6 +58,10 @@ class Reply:
     fails: bool = False
     reasoning: str | None = None
     holds: threading.Event | None = None
+    cached: int = 0
+    thought: int = 0
+    whole: dict[str, Any] | None = None
+    events: tuple[dict[str, Any], ...] = ()
 
 
 Script = Callable[[dict[str, Any]], Reply]
@@ -159,11 +164,15 @@ def _answer(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str,
     if reply.status == 0:
         handler.close_connection = True
     elif reply.status != 200:
-        _send(
-            handler,
-            {"error": {"message": reply.content or f"scripted {reply.status}", "type": "scripted"}},
-            reply.status,
-        )
+        message = reply.content or f"scripted {reply.status}"
+        _send(handler, {"error": {"message": message, "type": "scripted"}}, reply.status)
+    elif reply.whole is not None:
+        if body.get("stream") or path.endswith(GOOGLE[1]):
+            done: list[tuple[str | None, Any]] = [(None, "[DONE]")] if path.endswith("/chat/completions") else []
+            events = [*((event.get("type"), event) for event in reply.events), *done]
+            _stream(handler, iter(events), reply.holds)
+        else:
+            _send(handler, reply.whole)
     elif path.endswith("/chat/completions"):
         _chat(handler, provider, body, reply)
     elif path.endswith("/responses"):
@@ -219,7 +228,10 @@ def _chat(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[str, A
         for n, a in reply.tools
     ]
     reason = "tool_calls" if calls else "stop"
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    usage: dict[str, Any] = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    if reply.cached or reply.thought:
+        usage["prompt_tokens_details"] = {"cached_tokens": reply.cached}
+        usage["completion_tokens_details"] = {"reasoning_tokens": reply.thought}
     if not body.get("stream"):
         message: dict[str, Any] = {"role": "assistant", "content": reply.content}
         if calls:
@@ -270,7 +282,8 @@ def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[s
         "id": provider.next_id("resp_"), "object": "response", "created_at": 1, "model": body.get("model", "m"),
         "status": "completed", "output": output, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
         "usage": {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10,
-                  "input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}},
+                  "input_tokens_details": {"cached_tokens": reply.cached},
+                  "output_tokens_details": {"reasoning_tokens": reply.thought}},
     }  # fmt: skip
     if not body.get("stream"):
         _send(handler, response)
@@ -320,9 +333,13 @@ def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[st
     for name, arguments in reply.tools:
         blocks.append({"type": "tool_use", "id": provider.next_id("toolu_"), "name": name, "input": arguments})
     reason = "tool_use" if reply.tools else "end_turn"
+    usage: dict[str, Any] = {"input_tokens": 7 - reply.cached, "output_tokens": 3}
+    if reply.cached or reply.thought:
+        usage |= {"cache_read_input_tokens": reply.cached, "cache_creation_input_tokens": 0}
+        usage["output_tokens_details"] = {"thinking_tokens": reply.thought}
     message = {
         "id": provider.next_id("msg_"), "type": "message", "role": "assistant", "model": body.get("model", "m"),
-        "stop_reason": reason, "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": 3},
+        "stop_reason": reason, "stop_sequence": None, "usage": usage,
     }  # fmt: skip
     if not body.get("stream"):
         _send(handler, {**message, "content": blocks})
@@ -356,7 +373,10 @@ def _google(handler: BaseHTTPRequestHandler, provider: Provider, reply: Reply, *
     for name, arguments in reply.tools:
         parts.append({"functionCall": {"id": provider.next_id("call_"), "name": name, "args": arguments}})
     head = {"responseId": provider.next_id("gen_"), "modelVersion": "m"}
-    usage = {"usageMetadata": {"promptTokenCount": 7, "candidatesTokenCount": 3, "totalTokenCount": 10}}
+    counts = {"promptTokenCount": 7, "candidatesTokenCount": 3 - reply.thought, "totalTokenCount": 10}
+    if reply.cached or reply.thought:
+        counts |= {"cachedContentTokenCount": reply.cached, "thoughtsTokenCount": reply.thought}
+    usage = {"usageMetadata": counts}
 
     def response(parts: list[dict[str, Any]], **end: Any) -> dict[str, Any]:
         return {**head, "candidates": [{"index": 0, "content": {"role": "model", "parts": parts}, **end}]}

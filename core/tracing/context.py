@@ -84,6 +84,7 @@ class Scope:
         untrained: whether calls made here go to their own provider and become no transitions, whatever agents are
             selected.
         wire_calls: requests of an SDK that were made in it.
+        requested: when the last of them was made, on the monotonic clock, in seconds; 0 for none.
     """
 
     rollout: RolloutContext
@@ -94,6 +95,7 @@ class Scope:
     untrained: bool = False
     ended: bool = False
     wire_calls: int = 0
+    requested: float = 0.0
 
     def within(self, other: Scope) -> bool:
         """Whether this scope is `other` or lies in it."""

@@ -4,13 +4,15 @@ They cannot be routed, as nobody but the client knows what its answer must look 
 that none is missing without a word: a trace shows it, and training says that it bypassed the gateway.
 
 Patched while rollouts run, where imported: `Client.send` and `AsyncClient.send` of httpx and httpx2,
-`requests.Session.send`, `aiohttp.ClientSession._request`, `urllib.request.OpenerDirector.open`.
+`requests.Session.send`, `aiohttp.ClientSession._request`, `urllib.request.OpenerDirector.open`,
+`urllib3.connectionpool.HTTPConnectionPool.urlopen`, `http.client.HTTPConnection.request`.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 import urllib.parse
 from collections.abc import Callable, Iterator
@@ -24,12 +26,19 @@ from agl.tracing.context import Scope
 from agl.tracing.import_hooks import when_imported
 
 PATHS = (
-    "/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1beta/interactions", "/api/chat",
+    "/chat/completions", "/v1/completions", "/v1/responses", "/openai/responses", "/v1/messages",
+    "/v1beta/interactions", "/agents/completions", "/fim/completions", "/v1/chat", "/v2/chat", "/runs", "/api/chat",
     "/api/generate",
 )  # fmt: skip
-"""A POST of an object with a `model` to a path that ends so is a model request (the last two are Ollama's)."""
+"""A POST of an object with a `model` to a path that ends so is a model request: those of OpenAI, Anthropic, Google,
+Mistral, Cohere, OpenAI's assistants (which may name the assistant alone) and Ollama, in this order."""
 GOOGLE = (":generateContent", ":streamGenerateContent")
 """Google's methods, whose paths hold the model."""
+_IN_PATH = re.compile(
+    r"/model/([^/]+)/(?:invoke|invoke-with-response-stream|converse|converse-stream)$"  # Amazon Bedrock
+    r"|/models/([^/:]+):(?:rawPredict|streamRawPredict)$"  # other makers' models on Vertex AI
+)
+"""Other paths that hold the model."""
 
 
 class Request(NamedTuple):
@@ -58,6 +67,15 @@ def _of_urllib(_opener: Any, url: Any, data: Any = None, *_: Any, **__: Any) -> 
     return Request(url.get_method(), url.full_url, url.data if data is None else data)
 
 
+def _of_urllib3(pool: Any, method: str, url: str, body: Any = None, *_: Any, **__: Any) -> Request:
+    return Request(method, f"{pool.scheme}://{pool.host}:{pool.port}{url}", body)
+
+
+def _of_http_client(connection: Any, method: str, url: str, body: Any = None, *_: Any, **__: Any) -> Request:
+    scheme = "https" if hasattr(connection, "_context") else "http"
+    return Request(method, f"{scheme}://{connection.host}:{connection.port}{url}", body)
+
+
 Reader = Callable[..., Request]
 _HTTPX: tuple[tuple[str, str, Reader, bool], ...] = (
     ("Client", "send", _of_httpx, False),
@@ -69,6 +87,9 @@ _CLIENTS: dict[str, tuple[tuple[str, str, Reader, bool], ...]] = {
     "requests": (("Session", "send", _of_requests, False),),
     "aiohttp": (("ClientSession", "_request", _of_aiohttp, True),),
     "urllib.request": (("OpenerDirector", "open", _of_urllib, False),),
+    # boto3's. What lies within a call of the above is part of it.
+    "urllib3.connectionpool": (("HTTPConnectionPool", "urlopen", _of_urllib3, False),),
+    "http.client": (("HTTPConnection", "request", _of_http_client, False),),
 }
 """Module -> class, method, what reads its arguments, whether it is async."""
 
@@ -164,8 +185,10 @@ def _model(request: Request) -> str | None:
         return None
     if path.endswith(GOOGLE):
         return path.rpartition("/")[2].partition(":")[0]
+    if (found := _IN_PATH.search(path)) is not None:
+        return urllib.parse.unquote(found[1] or found[2])
     if not path.endswith(PATHS):
         return None
     body = json.loads(request.body) if isinstance(request.body, str | bytes | bytearray) else request.body
-    model = body.get("model") if isinstance(body, dict) else None
+    model = (body.get("model") or body.get("assistant_id")) if isinstance(body, dict) else None
     return model if isinstance(model, str) else None

@@ -10,15 +10,42 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agl import semconv
 from agl.errors import UnreadableMessageError
-from agl.messages import Message, ToolCall, ToolResult, google, read, write
+from agl.messages import Message, Reasoning, Text, ToolCall, ToolResult, google, read, write
+from agl.tracing.streamed_answers import ChatMessage, GoogleParts, MessageBlocks, ResponseItems, StreamedAnswer
+from agl.tracing.usage import usage_facts
 
 Json = Mapping[str, Any]
-
-_SAMPLING = ("temperature", "top_p", "max_tokens")
+_NUMBERS = {
+    "temperature": semconv.REQUEST_TEMPERATURE,
+    "top_p": semconv.REQUEST_TOP_P,
+    "topP": semconv.REQUEST_TOP_P,
+    "top_k": semconv.REQUEST_TOP_K,
+    "topK": semconv.REQUEST_TOP_K,
+    "max_tokens": semconv.REQUEST_MAX_TOKENS,
+    "max_completion_tokens": semconv.REQUEST_MAX_TOKENS,
+    "max_output_tokens": semconv.REQUEST_MAX_TOKENS,
+    "maxOutputTokens": semconv.REQUEST_MAX_TOKENS,
+    "seed": semconv.REQUEST_SEED,
+    "n": semconv.REQUEST_CHOICES,
+    "candidateCount": semconv.REQUEST_CHOICES,
+    "frequency_penalty": semconv.REQUEST_FREQUENCY_PENALTY,
+    "frequencyPenalty": semconv.REQUEST_FREQUENCY_PENALTY,
+    "presence_penalty": semconv.REQUEST_PRESENCE_PENALTY,
+    "presencePenalty": semconv.REQUEST_PRESENCE_PENALTY,
+}
+"""A request's field of any API -> the attribute that has its number."""
+_KINDS = frozenset({
+    "modalities", "responseModalities", "responseMimeType", "response_format", "output_format", "text", "output_config",
+})  # fmt: skip
+"""Fields that say what kind of answer a request wants."""
+_STOPS = frozenset({"stop", "stop_sequences", "stopSequences"})
+_OUTPUT_TYPES = {"json_object": "json", "json_schema": "json", "text": "text", "application/json": "json",
+                 "text/plain": "text", "audio": "speech", "image": "image"}  # fmt: skip
+"""How a request names the kind of answer that it wants -> how OpenTelemetry does."""
 
 
 def is_stream(response: Any) -> bool:
@@ -61,10 +88,48 @@ def request_messages(body: Json) -> dict[str, Any]:
     return facts
 
 
-def settings(body: Json) -> dict[str, Any]:
-    """The model and the sampling options of a request."""
-    facts = {f"gen_ai.request.{name}": body[name] for name in _SAMPLING if isinstance(body.get(name), int | float)}
-    return {semconv.REQUEST_MODEL: str(body.get("model") or ""), **facts}
+def settings(body: Json, path: str = "") -> dict[str, Any]:
+    """How a request wants its answer to be sampled and sent, but not the model.
+
+    Args:
+        body: of any API. path: where the request goes; Google's says whether the answer is streamed.
+    """
+    facts: dict[str, Any] = {}
+    options = body
+    if "generationConfig" in body or "generation_config" in body:
+        options = google.camel(body.get("generationConfig") or body.get("generation_config"))
+    for name, value in options.items():
+        if name in _NUMBERS and value.__class__ in (int, float):
+            facts[_NUMBERS[name]] = value
+        elif name in _STOPS and value:
+            facts[semconv.REQUEST_STOP_SEQUENCES] = [value] if isinstance(value, str) else _texts(value)
+        elif name == "stream" and value.__class__ is bool:
+            facts[semconv.REQUEST_STREAM] = value
+    if semconv.REQUEST_CHOICES in facts and facts[semconv.REQUEST_CHOICES] == 1:
+        del facts[semconv.REQUEST_CHOICES]
+    if ":streamGenerateContent" in path:
+        facts[semconv.REQUEST_STREAM] = True
+    # Most requests have none of them.
+    if not _KINDS.isdisjoint(options) and (wanted := _output_type(options)) is not None:
+        facts[semconv.OUTPUT_TYPE] = wanted
+    return facts
+
+
+def _output_type(options: Json) -> str | None:
+    """What kind of answer a request wants, in OpenTelemetry's words; None if it does not say."""
+    for name in ("modalities", "responseModalities"):
+        if name in options:
+            kinds = [_OUTPUT_TYPES.get(kind.lower()) for kind in _texts(options[name])]
+            special = [kind for kind in kinds if kind in ("speech", "image")]
+            return special[0] if special else "text"
+    if "responseMimeType" in options:
+        return _OUTPUT_TYPES.get(_str(options["responseMimeType"]))
+    wanted: Any = None
+    if "response_format" in options or "output_format" in options:
+        wanted = options.get("response_format") or options.get("output_format")
+    elif "text" in options or "output_config" in options:
+        wanted = _dict(options.get("text") or options.get("output_config")).get("format")
+    return _OUTPUT_TYPES.get(_str(_dict(wanted).get("type")))
 
 
 def tool_results(body: Json) -> dict[str, ToolResult]:
@@ -96,24 +161,20 @@ class _Choice:
     """One choice of a response.
 
     Attributes:
-        whole: its message, or its items, unchanged. parts: those of a stream, which grow, in OpenTelemetry's form.
+        whole: what came of it unstreamed: its messages or items, unchanged. streamed: what came in pieces.
     """
 
-    whole: Any = ()
-    parts: dict[Any, dict[str, Any]] = field(default_factory=dict)
+    whole: list[Any] = field(default_factory=list)
+    streamed: StreamedAnswer | None = None
     finish: str | None = None
 
-    def add(self, key: Any, kind: str, **texts: Any) -> None:
-        """Append texts to the fields of a part."""
-        part = self.parts.setdefault(key, {"type": kind})
-        if part["type"] == kind:
-            for name, text in texts.items():
-                part[name] = part.get(name, "") + _str(text)
+    def items(self) -> list[Any]:
+        return [*self.whole, *(self.streamed.items() if self.streamed is not None else ())]
 
     def message(self) -> Message:
-        streamed = {"role": "assistant", "parts": [p for p in self.parts.values() if p.get("content") != ""]}
-        found = read.answers([*([self.whole] if isinstance(self.whole, Mapping) else self.whole), streamed])
-        return Message("assistant", tuple(part for message in found for part in message.parts))
+        parts = (part for message in read.answers(self.items()) for part in message.parts)
+        # Streams begin with empty texts, which an unstreamed answer leaves out.
+        return Message("assistant", tuple(p for p in parts if not isinstance(p, Text | Reasoning) or p.content))
 
 
 @dataclass(slots=True)
@@ -122,14 +183,13 @@ class ResponseAccumulator:
 
     Attributes:
         id, model: as the provider reports them.
-        input_tokens, output_tokens: usage; None if the provider does not report it.
+        usage: as the provider reports it; {} if it does not.
         error: the provider's error message.
     """
 
     id: str | None = None
     model: str | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    usage: Json = field(default_factory=dict)
     error: str | None = None
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
@@ -149,69 +209,67 @@ class ResponseAccumulator:
         self._head(body)
         for part in _dicts(body.get("choices")):
             choice = self._choice(part.get("index"))
-            said = part.get("message", part.get("text"))
-            choice.whole = [said] if isinstance(said, str) else _dict(said)
+            answer = part.get("message", part.get("text"))
+            choice.whole = [answer if isinstance(answer, str) else {"content": None, **_dict(answer)}]
             choice.finish = _str(part.get("finish_reason")) or choice.finish
         if isinstance(body.get("output"), list):
             choice, items = self._choice(0), _dicts(body["output"])
             incomplete = _str(_dict(body.get("incomplete_details")).get("reason"))
             calls_tools = any(item.get("type") == "function_call" for item in items)
             finish = finish_reason(_str(body.get("status")), incomplete or None, calls_tools=calls_tools)
-            choice.whole, choice.finish = body["output"], finish or choice.finish
+            choice.finish = finish or choice.finish
+            # At the end of a stream some servers leave out what they have streamed.
+            if body["output"] or choice.streamed is None:
+                choice.whole, choice.streamed = body["output"], None
         if body.get("type") == "message":
             choice = self._choice(0)
-            choice.whole, choice.finish = body, _str(body.get("stop_reason")) or choice.finish
+            choice.whole, choice.finish = [body], _str(body.get("stop_reason")) or choice.finish
 
     def event(self, data: Any) -> None:
         """Add one event of a stream."""
         if not isinstance(data, Mapping):
             return
         kind = data.get("type")
-        match kind:
-            case (
-                "message_start" | "response.created" | "response.completed" | "response.incomplete" | "response.failed"
-            ):
-                self.whole(data.get("message") or data.get("response"))
-            case "content_block_start":
-                self._block(self._choice(0), _index(data.get("index")), _dict(data.get("content_block")))
-            case "content_block_delta":
-                delta, choice, index = _dict(data.get("delta")), self._choice(0), _index(data.get("index"))
-                match delta.get("type"):
-                    case "text_delta":
-                        choice.add(index, "text", content=delta.get("text"))
-                    case "thinking_delta":
-                        choice.add(index, "reasoning", content=delta.get("thinking"))
-                    case "input_json_delta":
-                        choice.add(index, "tool_call", arguments=delta.get("partial_json"))
-            case "message_delta":
-                self._choice(0).finish = _str(_dict(data.get("delta")).get("stop_reason")) or None
-                self._head(data)
-            case "error":
-                self._fail(data.get("error") or data.get("message"))
         if kind is not None:
+            if isinstance(kind, str):
+                self._typed(kind, data)
             return
         if data.get("error") is not None:
             self._fail(data["error"])
         self._head(data)
-        for part in _dicts(data.get("candidates")):
-            choice = self._choice(part.get("index"))
-            for each in google.message(part.get("content"))["parts"]:
-                if (kind := each.get("type")) in ("text", "reasoning"):
-                    choice.add(kind, kind, content=each["content"])
-                else:
-                    choice.parts[len(choice.parts)] = each
-            choice.finish = _str(part.get("finishReason")) or choice.finish
-        for part in _dicts(data.get("choices")):
-            choice, delta = self._choice(part.get("index")), part.get("delta")
-            if isinstance(delta, Mapping):
-                thought = delta.get("reasoning_content") or delta.get("reasoning")
-                if isinstance(thought, str):
-                    choice.add("reasoning", "reasoning", content=thought)
-                choice.add("text", "text", content=_text(delta.get("content")))
-                for i, call in enumerate(_dicts(delta.get("tool_calls"))):
-                    self._call(choice, i, call)
-            choice.add("text", "text", content=part.get("text"))
-            choice.finish = _str(part.get("finish_reason")) or choice.finish
+        if "candidates" in data:
+            for part in _dicts(data["candidates"]):
+                choice = self._choice(part.get("index"))
+                _streamed(choice, GoogleParts).add(part.get("content"))
+                choice.finish = _str(part.get("finishReason")) or choice.finish
+        if "choices" in data:
+            for part in _dicts(data["choices"]):
+                choice, delta = self._choice(part.get("index")), part.get("delta")
+                message = _streamed(choice, ChatMessage)
+                if isinstance(delta, Mapping):
+                    message.add(delta)
+                elif "text" in part:
+                    message.add({"content": part["text"]})
+                choice.finish = _str(part.get("finish_reason")) or choice.finish
+
+    def _typed(self, kind: str, data: Json) -> None:
+        """Add an event that names its type: of the Responses API, or of Anthropic's."""
+        if kind == "content_block_delta":
+            _streamed(self._choice(0), MessageBlocks).add(_index(data.get("index")), _dict(data.get("delta")))
+        elif kind == "content_block_start":
+            _streamed(self._choice(0), MessageBlocks).start(_index(data.get("index")), _dict(data.get("content_block")))
+        elif kind == "content_block_stop":
+            _streamed(self._choice(0), MessageBlocks).stop(_index(data.get("index")))
+        elif kind == "message_delta":
+            self._choice(0).finish = _str(_dict(data.get("delta")).get("stop_reason")) or None
+            self._head(data)
+        elif kind == "error":
+            self._fail(data.get("error") or data.get("message"))
+        elif ResponseItems.knows(kind):
+            _streamed(self._choice(0), ResponseItems).add(kind, data)
+        elif isinstance(data.get("message"), Mapping) or isinstance(data.get("response"), Mapping):
+            # The beginning of a message, and each state of a response.
+            self.whole(data.get("message") or data.get("response"))
 
     def tool_calls(self) -> Iterator[ToolCall]:
         """Every tool call that has an id."""
@@ -226,8 +284,7 @@ class ResponseAccumulator:
             semconv.RESPONSE_ID: self.id,
             semconv.RESPONSE_MODEL: self.model,
             semconv.FINISH_REASONS: reasons or None,
-            semconv.INPUT_TOKENS: self.input_tokens,
-            semconv.OUTPUT_TOKENS: self.output_tokens,
+            **usage_facts(self.usage),
         }
         if content and self._choices:
             choices = [choice for _, choice in sorted(self._choices.items())]
@@ -235,7 +292,8 @@ class ResponseAccumulator:
                 messages = [choice.message() for choice in choices]
                 facts[semconv.OUTPUT_MESSAGES] = write.to_json(messages, [choice.finish or "" for choice in choices])
             except UnreadableMessageError:
-                facts[semconv.OUTPUT_MESSAGES] = json.dumps([choice.whole for choice in choices], default=str)
+                items = [item for choice in choices for item in choice.items()]
+                facts[semconv.OUTPUT_MESSAGES] = json.dumps(items, default=str)
         return {k: v for k, v in facts.items() if v is not None}
 
     def _choice(self, index: Any) -> _Choice:
@@ -247,33 +305,20 @@ class ResponseAccumulator:
     def _head(self, body: Json) -> None:
         self.id = _str(body.get("id") or body.get("responseId")) or self.id
         self.model = _str(body.get("model") or body.get("modelVersion")) or self.model
-        usage = body.get("usage", body.get("usageMetadata"))
+        usage = body.get("usage") or body.get("usageMetadata")
         if isinstance(usage, Mapping):
-            prompt = usage.get("prompt_tokens", usage.get("input_tokens", usage.get("promptTokenCount")))
-            if isinstance(prompt, int):
-                # Anthropic's count excludes cached tokens; the attribute counts the whole prompt.
-                cached = (usage.get(k) for k in ("cache_read_input_tokens", "cache_creation_input_tokens"))
-                self.input_tokens = prompt + sum(n for n in cached if isinstance(n, int))
-            sampled = usage.get("completion_tokens", usage.get("output_tokens", usage.get("candidatesTokenCount")))
-            if isinstance(sampled, int):
-                self.output_tokens = sampled + _index(usage.get("thoughtsTokenCount"))  # Google counts them apart
+            # A stream may report its numbers one by one.
+            self.usage = {**self.usage, **usage}
 
-    def _call(self, choice: _Choice, i: int, call: Json) -> None:
-        function, key = _dict(call.get("function")), ("call", _index(call.get("index", i)))
-        choice.add(key, "tool_call", name=function.get("name"), arguments=function.get("arguments"))
-        choice.parts[key]["id"] = _str(call.get("id")) or choice.parts[key].get("id", "")
 
-    def _block(self, choice: _Choice, index: int, block: Json) -> None:
-        match block.get("type"):
-            case "text":
-                choice.add(index, "text", content=block.get("text"))
-            case "thinking":
-                choice.add(index, "reasoning", content=block.get("thinking"))
-            case "tool_use":
-                arguments = json.dumps(block["input"]) if block.get("input") else ""
-                choice.add(index, "tool_call", id=block.get("id"), name=block.get("name"), arguments=arguments)
-            case str():
-                choice.parts[index] = dict(block)
+Streamed = TypeVar("Streamed", bound=StreamedAnswer)
+
+
+def _streamed(choice: _Choice, api: type[Streamed]) -> Streamed:
+    """What has been streamed of a choice, in the form of an API."""
+    if not isinstance(choice.streamed, api):
+        choice.streamed = api()
+    return choice.streamed
 
 
 def _dicts(value: Any) -> list[Json]:
@@ -292,11 +337,5 @@ def _index(value: Any) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        return "".join(
-            p if isinstance(p, str) else str(p.get("text") or "") for p in content if isinstance(p, str | dict)
-        )
-    return "" if content is None else json.dumps(content, default=str)
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list | tuple) else []

@@ -20,9 +20,11 @@ import copy
 import functools
 import importlib
 import inspect
+import json
 import operator
 import sys
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -30,10 +32,11 @@ from typing import Any, Protocol, Self
 
 from agl import semconv
 from agl.messages import google
-from agl.tracing import arrivals, context, http_hooks
+from agl.tracing import arrivals, background, context, http_hooks, websocket_hooks
 from agl.tracing.context import Scope
-from agl.tracing.provider_formats import request_messages
+from agl.tracing.provider_formats import request_messages, settings
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
+from agl.tracing.usage import usage_facts, usage_fields
 
 GENERATION_PATHS = {
     # The longest first: `/chat/completions` also ends in `/completions`.
@@ -111,6 +114,7 @@ def install() -> None:
         _installs += 1
         if _installs == 1:
             http_hooks.install()
+            websocket_hooks.install()
         for sdk, is_async, cls, method in clients:
             if not any((patched, of) == (cls, method) for patched, of, *_ in _patches):
                 original = vars(cls).get(method)
@@ -137,6 +141,7 @@ def uninstall() -> None:
         if _installs:
             return
         http_hooks.uninstall()
+        websocket_hooks.uninstall()
         for patch in list(_patches):
             cls, method, original, replacement = patch
             if vars(cls).get(method) is not replacement:
@@ -194,15 +199,21 @@ def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., 
     return request
 
 
-def _routed(sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _RoutedRequest | None:
-    """The request, if it is an LLM call inside a rollout; else None."""
+def _routed(
+    sdk: str, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> _RoutedRequest | background.Retrieval | None:
+    """The request, if it is an LLM call inside a rollout, or asks for the answer of one; else None."""
     scope = context.current()
     if scope is None or not _installs:
         return None
     name, place, _ = _ARGUMENTS[sdk]
     options = kwargs[name] if name in kwargs else args[place]
     path = _generation_path(sdk, options)
-    return None if path is None else _RoutedRequest(sdk, client, args, kwargs, options, path, scope)
+    if path is None:
+        observer = _observers.get(sdk)
+        finished = None if observer is None else observer.finished
+        return background.retrieval(client, args, kwargs, str(options.url), scope.rollout, finished)
+    return _RoutedRequest(sdk, client, args, kwargs, options, path, scope)
 
 
 class _RoutedRequest:
@@ -218,7 +229,12 @@ class _RoutedRequest:
             model = path.rpartition("/")[2].partition(":")[0]
         else:
             model = self.body.get("model") if isinstance(self.body, dict) else None
-        wire = {semconv.WIRE_CALLS: 1, semconv.CLIENT: type(client).__qualname__, semconv.URL: self.url}
+        wire = {
+            **self._settings(),
+            semconv.WIRE_CALLS: 1,
+            semconv.CLIENT: type(client).__qualname__,
+            semconv.URL: self.url,
+        }
         self.outside = context.snapshot()
         # A span is opened unless the request is made in a framework's call, which has one; it is counted on either.
         chat = context.model_call()
@@ -235,10 +251,17 @@ class _RoutedRequest:
         if chat is not None:
             self.scope = chat
             chat.wire_calls += 1
+            chat.requested = time.monotonic()
 
     @property
     def body(self) -> Any:
         return getattr(self.options, _ARGUMENTS[self.sdk][2])
+
+    def _settings(self) -> dict[str, Any]:
+        body, more = self.body, getattr(self.options, "extra_json", None)  # what `extra_body=` of the SDKs becomes
+        if not isinstance(body, dict):
+            return {}
+        return settings({**body, **more} if isinstance(more, Mapping) else body, self.path)
 
     def _record_messages(self) -> None:
         """Record the messages of a request that is not routed, if the rollout records them."""
@@ -314,9 +337,11 @@ class _RoutedRequest:
         if self.scope.kind != semconv.CHAT:
             return result
         scope = self.scope
+        if self.sdk == GENAI:
+            return _described_google(result, scope)
         if hasattr(result, "http_response") and hasattr(result, "parse"):
-            parse_through(result, lambda: contextlib.nullcontext(lambda parsed: _with_id(parsed, scope)))
-        return _with_id(result, scope)
+            parse_through(result, lambda: contextlib.nullcontext(lambda parsed: _described(parsed, scope)))
+        return _described(result, scope)
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[None]:
@@ -335,12 +360,33 @@ class _RoutedRequest:
                 context.restore(self.outside)
 
 
-def _with_id(result: Any, chat: Scope) -> Any:
-    """The result of a request. Of a stream, the response's id is set on the framework's span."""
+def _described(result: Any, chat: Scope) -> Any:
+    """The result of a request, which the framework's span gets the usage of; of a stream, also the response's id."""
     chunks = getattr(result, "_iterator", None)
-    if chunks is not None and not isinstance(chunks, _Chunks):
+    if chunks is None:
+        if usage := getattr(result, "__dict__", {}).get("usage"):
+            chat.span.set_attributes(usage_facts(usage))
+    elif not isinstance(chunks, _Chunks):
         result._iterator = _Chunks(chunks, chat)
     return result
+
+
+def _described_google(result: Any, chat: Scope) -> Any:
+    """Google's response to a request, whose usage the framework's span gets."""
+    if isinstance(result.response_stream, list):
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            chat.span.set_attributes(usage_facts(json.loads(result.response_stream[0])["usageMetadata"]))
+    else:
+        segments, async_segments = result.segments, result.async_segments
+        result.segments = lambda: _Chunks(segments(), chat)
+        result.async_segments = lambda: _Chunks(async_segments(), chat)
+    return result
+
+
+def set_first_chunk(chat: Scope) -> None:
+    """Set how long the stream's first chunk took, when it has come."""
+    if chat.requested:
+        chat.span.set_attribute(semconv.TIME_TO_FIRST_CHUNK, time.monotonic() - chat.requested)
 
 
 Parsing = Callable[[], AbstractContextManager[Callable[[Any], Any]]]
@@ -369,20 +415,30 @@ def _parsing_class(cls: Any) -> Any:
 
 
 class _Chunks:
-    """A stream's chunks, unchanged. The first one has the response's id, which most frameworks drop on the way to their
-    own hooks."""
+    """A stream's chunks, unchanged. They have the response's id and its usage, which most frameworks drop on the way to
+    their own hooks."""
 
     def __init__(self, chunks: Any, scope: Scope) -> None:
         self.chunks = chunks
-        self.scope: Scope | None = scope
+        self.scope = scope
+        self.begun = False
+        self.usage: dict[str, Any] = {}
 
     def take(self, chunk: Any) -> Any:
-        if self.scope is not None:
-            # The first chunk of Chat Completions has it; of Responses and Messages, what that is about.
-            of = getattr(chunk, "response", None) or getattr(chunk, "message", None) or chunk
-            if id := getattr(of, "id", None):
+        known = chunk if chunk.__class__ is dict else getattr(chunk, "__dict__", {})
+        # A chunk of Chat Completions has them; of Responses and Messages, what that is about.
+        for name in ("response", "message"):
+            if name in known:
+                known = getattr(known[name], "__dict__", known)
+        if not self.begun:
+            self.begun = True
+            set_first_chunk(self.scope)
+            if id := known.get("id") or known.get("responseId"):
                 self.scope.span.set_attribute(semconv.RESPONSE_ID, str(id))
-            self.scope = None
+        for name in ("usage", "usageMetadata"):
+            if name in known and (usage := known[name]):
+                self.usage |= {name: value for name, value in usage_fields(usage).items() if value is not None}
+                self.scope.span.set_attributes(usage_facts(self.usage))
         return chunk
 
     def __iter__(self) -> Self:

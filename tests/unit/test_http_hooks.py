@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from running import fit
 
 import agl
 from agl import semconv, tracing
+from agl.adapters.anthropic import AnthropicTracer
 from agl.adapters.openai import OpenAITracer
 from agl.errors import BypassedGatewayError
 from agl.mdp.selection import select
@@ -63,12 +68,28 @@ def by_urllib(url: str, body: Any) -> None:
         answer.read()
 
 
+def by_urllib3(url: str, body: Any) -> None:
+    import urllib3
+
+    urllib3.PoolManager().request("POST", url, body=json.dumps(body).encode())
+
+
+def by_http_client(url: str, body: Any) -> None:
+    parts = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc)
+    connection.request("POST", parts.path, json.dumps(body))
+    connection.getresponse().read()
+    connection.close()
+
+
 CLIENTS: list[tuple[Callable[[str, Any], None], str]] = [
     (by_httpx, "httpx.Client"),
     (by_httpx_async, "httpx.AsyncClient"),
     (by_requests, "requests.Session"),
     (by_aiohttp, "aiohttp.ClientSession"),
     (by_urllib, "urllib.request.OpenerDirector"),
+    (by_urllib3, "urllib3.connectionpool.HTTPConnectionPool"),
+    (by_http_client, "http.client.HTTPConnection"),
 ]
 
 
@@ -111,6 +132,40 @@ def rollout() -> Iterator[RolloutContext]:
 
 def chats(rollout: RolloutContext) -> list[dict[str, Any]]:
     return [dict(s.attributes) for s in rollout.spans if s.operation == semconv.CHAT]
+
+
+def bedrock_by_anthropic(url: str) -> None:
+    keys = {"aws_access_key": "k", "aws_secret_key": "k", "aws_region": "us-east-1"}
+    client = anthropic.AnthropicBedrock(base_url=url, max_retries=0, **keys)
+    client.messages.create(model="claude", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
+
+
+def vertex_by_anthropic(url: str) -> None:
+    client = anthropic.AnthropicVertex(base_url=url, region="r", project_id="p", access_token="k", max_retries=0)
+    client.messages.create(model="claude", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
+
+
+def bedrock_by_boto3(url: str) -> None:
+    import boto3
+
+    keys = {"aws_access_key_id": "k", "aws_secret_access_key": "k", "region_name": "us-east-1"}
+    client = boto3.client("bedrock-runtime", endpoint_url=url, **keys)
+    client.converse(modelId="claude", messages=[{"role": "user", "content": [{"text": "hi"}]}])
+
+
+def assistant_by_openai(url: str) -> None:
+    openai.OpenAI(base_url=f"{url}/v1", api_key="k").beta.threads.runs.create("thread_1", assistant_id="claude")
+
+
+@pytest.mark.parametrize("call", [bedrock_by_anthropic, vertex_by_anthropic, bedrock_by_boto3, assistant_by_openai])
+def test_a_call_of_a_cloud_s_client_is_one_chat_span(
+    call: Callable[[str], None], anything: str, rollout: RolloutContext
+) -> None:
+    with AnthropicTracer():
+        call(anything)
+    [chat] = chats(rollout)
+    assert chat[semconv.REQUEST_MODEL] == "claude"
+    assert chat[semconv.URL].startswith(anything)
 
 
 @pytest.mark.parametrize(("send", "client"), CLIENTS, ids=[client for _, client in CLIENTS])

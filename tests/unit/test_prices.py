@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import agl
 from agl import semconv
 from agl.mdp.spans import Span
 from agl.testing.provider import Reply, serve
+from agl.tracing.provider_formats import ResponseAccumulator
 from agl.trainer.report import prices
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.store.location import read_store
 
 MAY_2025 = 1_746_100_000.0
+FEBRUARY_2026 = 1_770_000_000.0
 
 
 def chat(model: str, n_input: Any, n_output: Any, **attributes: Any) -> Span:
@@ -40,10 +43,66 @@ def test_a_call_costs_what_its_provider_asks(model: str, provider: str, per_mill
     assert prices.cost(span) == pytest.approx((12_000 * per_million[0] + 500 * per_million[1]) / 1e6)
 
 
+_OPENAI = {"gpt-4o-2024-08-06": (2.50, 1.25, 10.00), "o3": (2.00, 0.50, 8.00)}
+"""Dollars per million tokens: input, cached input, output."""
+_ANTHROPIC = {"claude-sonnet-4-5": (3.00, 0.30, 3.75, 6.00, 15.00)}
+"""Input, read from the cache, written to it for five minutes, for an hour, output."""
+
+
+def _bills() -> Iterator[tuple[str, dict[str, Any], str, float]]:
+    """Provider, an answer's body, its model, and what it costs by the provider's page of prices."""
+    for model, (of_input, of_cached, of_output) in _OPENAI.items():
+        for cached, reasoning in ((0, 0), (8_000, 0), (8_000, 300), (12_000, 500)):
+            dollars = ((12_000 - cached) * of_input + cached * of_cached + 500 * of_output) / 1e6
+            chat_usage = {
+                "prompt_tokens": 12_000, "completion_tokens": 500, "total_tokens": 12_500,
+                "prompt_tokens_details": {"cached_tokens": cached},
+                "completion_tokens_details": {"reasoning_tokens": reasoning},
+            }  # fmt: skip
+            usage = {
+                "input_tokens": 12_000, "output_tokens": 500, "total_tokens": 12_500,
+                "input_tokens_details": {"cached_tokens": cached},
+                "output_tokens_details": {"reasoning_tokens": reasoning},
+            }  # fmt: skip
+            yield "openai", {"model": model, "choices": [], "usage": chat_usage}, model, dollars
+            yield "openai", {"model": model, "output": [], "usage": usage}, model, dollars
+    for model, (of_input, of_read, of_written, of_hour, of_output) in _ANTHROPIC.items():
+        for read, written, hour in ((0, 0, 0), (9_000, 0, 0), (9_000, 2_000, 0), (0, 2_000, 1_500)):
+            tokens = ((1_000, of_input), (read, of_read), (written - hour, of_written), (hour, of_hour))
+            usage = {
+                "input_tokens": 1_000, "cache_read_input_tokens": read, "cache_creation_input_tokens": written,
+                "cache_creation": {"ephemeral_5m_input_tokens": written - hour, "ephemeral_1h_input_tokens": hour},
+                "output_tokens": 500,
+            }  # fmt: skip
+            body = {"type": "message", "model": model, "content": [], "usage": usage}
+            yield "anthropic", body, model, (sum(n * price for n, price in tokens) + 500 * of_output) / 1e6
+    for cached, thoughts in ((0, 0), (8_000, 0), (8_000, 400)):
+        usage = {
+            "promptTokenCount": 12_000, "cachedContentTokenCount": cached,
+            "candidatesTokenCount": 500 - thoughts, "thoughtsTokenCount": thoughts, "totalTokenCount": 12_500,
+        }  # fmt: skip
+        dollars = ((12_000 - cached) * 0.30 + cached * 0.03 + 500 * 2.50) / 1e6
+        body = {"modelVersion": "gemini-2.5-flash", "candidates": [], "usageMetadata": usage}
+        yield "google", body, "gemini-2.5-flash", dollars
+
+
+@pytest.mark.parametrize(("provider", "body", "model", "dollars"), list(_bills()))
+def test_cached_input_and_reasoning_cost_what_they_cost(
+    provider: str, body: dict[str, Any], model: str, dollars: float
+) -> None:
+    answer = ResponseAccumulator()
+    answer.whole(body)
+    facts = answer.facts(content=False) | {semconv.PROVIDER_NAME: provider, semconv.REQUEST_MODEL: model}
+    span = replace(chat(model, None, None), start=FEBRUARY_2026, attributes=facts)
+    assert prices.cost(span) == pytest.approx(dollars)
+
+
 @pytest.mark.parametrize(
     "span",
     [
         chat("policy", 10, 10),
+        # More input was cached than there was.
+        chat("gpt-4o", 10, 10, **{semconv.CACHE_READ_TOKENS: 11}),
         chat("gpt-4o", None, 10),
         chat("gpt-4o", 10, -1),
         chat("gpt-4o" * 100_000, 10, 10),

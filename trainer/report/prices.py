@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,24 +15,37 @@ LONGEST_NAME = 200
 """Of a model, in characters: what is longer is no name that a price list has."""
 
 
+_TOKENS = {
+    "input_tokens": semconv.INPUT_TOKENS,
+    "output_tokens": semconv.OUTPUT_TOKENS,
+    "cache_read_tokens": semconv.CACHE_READ_TOKENS,
+    "cache_write_tokens": semconv.CACHE_CREATION_TOKENS,
+    "cache_write_1h_tokens": semconv.HOUR_CACHE_TOKENS,
+    "output_reasoning_tokens": semconv.REASONING_TOKENS,
+}
+"""What `genai-prices` calls the numbers of tokens. Cached ones are part of the input, reasoning is of the output."""
+
+
 def cost(span: Span) -> float | None:
     """US dollars of a `chat` span's call, at the price of its time; None where the package is not installed, knows no
-    price, or the span has no numbers of tokens or is of a policy's call. Input that the provider had cached counts in
-    full.
+    price, or the span has no numbers of tokens or is of a policy's call. Cached input, and reasoning, count at their
+    own prices, where the span has their numbers and the provider has such prices.
 
     Where the span has the client's URL, a model is looked up among those of that provider alone: a server of one's own
     may call a model by any name.
     """
     a = span.attributes
-    calculate, tokens = _calculator(), (a.get(semconv.INPUT_TOKENS), a.get(semconv.OUTPUT_TOKENS))
+    calculate = _calculator()
+    tokens = {of: a[name] for of, name in _TOKENS.items() if a.get(name) is not None}
     model = str(a.get(semconv.RESPONSE_MODEL) or a.get(semconv.REQUEST_MODEL) or "")
-    known = model and all(isinstance(n, int) and n >= 0 for n in tokens)
+    counted = {"input_tokens", "output_tokens"} <= tokens.keys()
+    known = model and counted and all(isinstance(n, int) and n >= 0 for n in tokens.values())
     if calculate is None or not known or len(model) > LONGEST_NAME or a.get(semconv.ROUTED):
         return None
     url, provider = a.get(semconv.URL), a.get(semconv.PROVIDER_NAME)
     where = {"provider_api_url": str(url)} if url else {"provider_id": str(provider) if provider else None}
     try:
-        return calculate(model, *tokens, datetime.fromtimestamp(span.start, UTC), **where)
+        return calculate(model, tokens, datetime.fromtimestamp(span.start, UTC), **where)
     except (LookupError, ValueError, OverflowError, OSError):
         # No such model or provider, or no such day.
         return None
@@ -53,14 +66,14 @@ def dollars(value: float) -> str:
 
 @functools.cache
 def _calculator() -> Callable[..., float] | None:
-    """(model, input tokens, output tokens, time, provider) -> dollars; None where the package is not installed."""
+    """(model, numbers of tokens, time, provider) -> dollars; None where the package is not installed."""
     try:
         from genai_prices import Usage, calc_price
     except ImportError:
         return None
 
-    def calculate(model: str, n_input: int, n_output: int, at: datetime, **where: Any) -> float:
-        usage = Usage(input_tokens=n_input, output_tokens=n_output)
+    def calculate(model: str, tokens: Mapping[str, int], at: datetime, **where: Any) -> float:
+        usage = Usage(**tokens)
         return float(calc_price(usage, model, genai_request_timestamp=at, **where).total_price)
 
     return calculate

@@ -320,6 +320,7 @@ class _Call:
             parsed = orjson.loads(body)
         except orjson.JSONDecodeError:
             parsed = None
+        self.settings = settings(parsed, request.url.path) if isinstance(parsed, dict) else {}
         self.body: dict[str, Any] = dict(google.common(parsed)) if isinstance(parsed, dict) else {}
         if provider == "google":
             self.body["model"] = path.rpartition("/")[2].partition(":")[0]
@@ -345,7 +346,8 @@ class _Call:
         if why is not None and self.status is not None and self.status >= 400:
             why = f"{self.status}: {why}"
         facts = {
-            **settings(self.body),
+            semconv.REQUEST_MODEL: str(self.body.get("model") or ""),
+            **self.settings,
             semconv.PROVIDER_NAME: _OTEL_NAMES.get(self.provider, self.provider),
             semconv.CLIENT: self.client,
             semconv.URL: _without_credentials(self.base),

@@ -1,0 +1,74 @@
+"""The numbers of tokens that an answer reports, as span attributes.
+
+Sources: OpenAI API reference (`CompletionUsage`, `ResponseUsage`, Realtime), Anthropic API reference (`Usage`), Gemini
+API reference (`UsageMetadata`, Live), and what servers that are compatible with them add (DeepSeek, Moonshot, xAI).
+OpenTelemetry's attributes count cached tokens as input, and reasoning as output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agl import semconv
+
+_DETAILS = frozenset({
+    "prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details",
+    "input_token_details", "output_token_details", "cache_creation",
+})  # fmt: skip
+"""Objects in a usage that hold further numbers."""
+_ATTRIBUTES = {
+    "prompt_tokens": semconv.INPUT_TOKENS,
+    "promptTokenCount": semconv.INPUT_TOKENS,
+    "input_tokens": semconv.INPUT_TOKENS,
+    "completion_tokens": semconv.OUTPUT_TOKENS,
+    "candidatesTokenCount": semconv.OUTPUT_TOKENS,
+    "responseTokenCount": semconv.OUTPUT_TOKENS,
+    "output_tokens": semconv.OUTPUT_TOKENS,
+    "cached_tokens": semconv.CACHE_READ_TOKENS,
+    "prompt_cache_hit_tokens": semconv.CACHE_READ_TOKENS,
+    "cache_read_input_tokens": semconv.CACHE_READ_TOKENS,
+    "cachedContentTokenCount": semconv.CACHE_READ_TOKENS,
+    "cache_write_tokens": semconv.CACHE_CREATION_TOKENS,
+    "cache_creation_input_tokens": semconv.CACHE_CREATION_TOKENS,
+    "ephemeral_1h_input_tokens": semconv.HOUR_CACHE_TOKENS,
+    "reasoning_tokens": semconv.REASONING_TOKENS,
+    "thinking_tokens": semconv.REASONING_TOKENS,
+    "thoughtsTokenCount": semconv.REASONING_TOKENS,
+}
+
+
+def usage_facts(usage: Any) -> dict[str, int]:
+    """The attributes of a usage, which is JSON or an SDK's object; what it does not report is left out."""
+    counts: dict[str, int] = {}
+    for name, value in usage_fields(usage).items():
+        if value.__class__ is int:
+            counts[name] = value
+        elif value and name in _DETAILS:
+            counts |= {each: n for each, n in usage_fields(value).items() if n.__class__ is int}
+    facts = {_ATTRIBUTES[name]: n for name, n in counts.items() if name in _ATTRIBUTES}
+    if "input_tokens" in counts and "prompt_tokens" not in counts:
+        # Anthropic's count excludes cached tokens.
+        for name in ("cache_read_input_tokens", "cache_creation_input_tokens"):
+            if name in counts:
+                facts[semconv.INPUT_TOKENS] += counts[name]
+    if "toolUsePromptTokenCount" in counts:
+        facts[semconv.INPUT_TOKENS] = facts.get(semconv.INPUT_TOKENS, 0) + counts["toolUsePromptTokenCount"]
+    reasoning = counts.get("thoughtsTokenCount")
+    if reasoning is None and semconv.REASONING_TOKENS in facts and "total_tokens" in counts:
+        # xAI, too, counts reasoning apart. Only its total shows it.
+        sampled, total = facts.get(semconv.OUTPUT_TOKENS, 0), counts["total_tokens"]
+        if total == facts.get(semconv.INPUT_TOKENS, 0) + sampled + facts[semconv.REASONING_TOKENS]:
+            reasoning = facts[semconv.REASONING_TOKENS]
+    if reasoning:
+        facts[semconv.OUTPUT_TOKENS] = facts.get(semconv.OUTPUT_TOKENS, 0) + reasoning
+    return facts
+
+
+def usage_fields(value: Any) -> Mapping[str, Any]:
+    """The fields of a JSON object or of an SDK's object, those included that the SDK does not know."""
+    if value.__class__ is dict:
+        return value
+    known = getattr(value, "__dict__", {})
+    unknown = getattr(value, "__pydantic_extra__", None)
+    return {**known, **unknown} if unknown else known
