@@ -147,7 +147,7 @@ _returned: WeakKeyDictionary[Scope, Any] = WeakKeyDictionary()
 
 def note_returned(value: Any) -> None:
     """Keep an object that the tool running here returned, which its framework is about to write as a text."""
-    scope = tracing.enclosing(semconv.EXECUTE_TOOL)
+    scope = _tool_around(tracing.current())
     if scope is not None and not isinstance(value, str | bytes | dict | list | tuple | int | float | None):
         _returned[scope] = value
 
@@ -235,7 +235,13 @@ def around_async(block: Block) -> Callable[[Callable[..., Any]], Callable[..., A
     return make
 
 
-def _runs(scope: Scope | None, call_id: str) -> bool:
+def _tool_around(scope: Scope | None) -> Scope | None:
+    """The innermost open scope of a tool that a scope lies in, or that it is."""
     while scope is not None and (scope.ended or scope.kind != semconv.EXECUTE_TOOL):
         scope = scope.parent
+    return scope
+
+
+def _runs(scope: Scope | None, call_id: str) -> bool:
+    scope = _tool_around(scope)
     return scope is not None and scope.span.attributes.get(semconv.TOOL_CALL_ID) == call_id

@@ -26,7 +26,7 @@ from agl.testing.subject import KEY, Subject
 from agl.tracing.context import RolloutContext
 from agl.tracing.open_span import OpenSpan
 
-PATIENCE_S = 5
+PATIENCE_S = 30
 """How long a case waits at most for another thread or task."""
 
 
@@ -143,9 +143,10 @@ class OpenCalls:
         async def main() -> None:
             for way in subject.async_ways:
                 arrived = len(gateway.seen)
+                limit = asyncio.timeout(None)
+                watch = asyncio.create_task(expire(limit, lambda n=arrived: len(gateway.seen) > n))
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None) as limit:
-                        watch = asyncio.create_task(expire(limit, lambda n=arrived: len(gateway.seen) > n))
+                    async with limit:
                         await getattr(agent, way)(ASK)
                 await watch
                 with tracing.span(semconv.OPERATION, "fallback", agent="fallback"):
@@ -251,8 +252,9 @@ def still_there(rollout: RolloutContext) -> list[str]:
     """The spans, other than the rollout's own, that are open, or that anything still refers to with their texts."""
     gc.collect()
     [own] = (scope for scope in rollout.open if scope.parent is None)
+    trace_id = own.span.get_span_context().trace_id
     spans = [o for o in gc.get_objects() if isinstance(o, OpenSpan) and o is not own.span]
-    return [span.name for span in spans if span.context.trace_id == own.span.context.trace_id]
+    return [span.name for span in spans if span.get_span_context().trace_id == trace_id]
 
 
 def soon(condition: Callable[[], bool]) -> None:

@@ -498,7 +498,7 @@ class RunCoordinator:
             rollout = await self.store.get_rollout(rollout_id)
             report, trajectory = replace(report, error=report.error or error), None
         if report.error is not None:
-            self._failures[rollout_id].append(_failure(entry.lease, report))
+            self._failures[rollout_id].append(_failure(entry.lease, report, content=self.capture_content))
         if rollout.status == "queuing":
             log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
         elif attempt == rollout.attempts and rollout.status in ROLLOUT_TERMINAL:
@@ -566,8 +566,12 @@ class RunCoordinator:
         }
 
 
-def _failure(lease: Lease, report: Report) -> Failure:
-    """Why an attempt failed, by its error and by what its root span says of the exception."""
+def _failure(lease: Lease, report: Report, *, content: bool) -> Failure:
+    """Why an attempt failed, by its error and by what its root span says of the exception.
+
+    Args:
+        content: whether its traceback has texts.
+    """
     error, facts = report.error, next((s.attributes for s in report.spans if semconv.AGENT_ERROR in s.attributes), {})
     if report.status == "timeout":
         kind = "timeout"
@@ -583,7 +587,7 @@ def _failure(lease: Lease, report: Report) -> Failure:
         kind = "infrastructure"
     message = str(getattr(error, "message", error))
     place = str(facts.get(semconv.AGENT_ERROR_PLACE, ""))
-    return Failure(*lease.id, kind, message, place, report.traceback or "")
+    return Failure(*lease.id, kind, message, place, report.traceback(content=content) or "")
 
 
 def _lineage(worker_id: str) -> tuple[str, str]:
