@@ -22,6 +22,8 @@ from paths import pythonpath
 from postgres import Server, private_server
 from shared import alone, made_once, workers
 
+from agl.testing.runs import reads
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Programs that tests start see this tree, too, never an installed copy; `pythonpath` of pyproject.toml is pytest's own.
@@ -89,12 +91,17 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tiers, leave out what was not asked for, and put slow tests last.
 
-    Of the conformance suite's cases with a way of running, the fast tier has the first way of every subject; the full
-    tier adds others until each way has met each subject and each property (`pairwise`); the nightly script runs all.
+    Of the conformance suite's cases with a way of running an agent or of reading its answer, the fast tier has the
+    first way of every subject; the full tier adds others until each way has met each subject and each property
+    (`pairwise`); the nightly script runs all.
     """
     found = [(item, *subject_of(item)) for item in items]
-    by_way = [(item, subject, given["way"]) for item, subject, given in found if subject is not None and "way" in given]
-    first = {i for i, (_, subject, way) in enumerate(by_way) if way in subject.ways[:1]}
+    by_way = [
+        (item, subject, given["way" if "way" in given else "read"])
+        for item, subject, given in found
+        if subject is not None and not given.keys().isdisjoint(("way", "read"))
+    ]
+    first = {i for i, (_, subject, way) in enumerate(by_way) if way in (*subject.ways[:1], *reads(subject)[:1])}
     chosen = pairwise([(item.name.partition("[")[0], subject.name, way) for item, subject, way in by_way], first)
     for i, (item, _, _) in enumerate(by_way):
         if i not in first:

@@ -59,6 +59,65 @@ _ONE_NAME = (
 _EQUAL_CALLS = unit("adapter_conformance", f"{_CONFORMANCE}equal_calls_of_one_answer_keep_their_results_apart")
 
 MUTATIONS = (
+    # -- calls that are open: streams, cancellation, what is left behind ----------------------------------------------
+    Mutation(
+        "a request climbs over an agent to a call that is open",
+        "core/tracing/context.py",
+        "_ACTORS = (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.INVOKE_AGENT)",
+        "_ACTORS = (semconv.CHAT,)",
+        unit("tracing", "test_a_request_belongs_to_the_call_in_which_it_is_made"),
+    ),
+    Mutation(
+        "who reads a stream is within its call",
+        "core/tracing/sdk_hooks.py",
+        "                context.restore(self.outside)\n",
+        "                pass\n",
+        unit("adapter_conformance", "TestAdapters::test_a_call_inside_an_open_stream_is_its_callers[openai-pieces]"),
+    ),
+    Mutation(
+        "who reads LangChain's stream is within its agent",
+        "adapters/langchain/reading.py",
+        "return pieces() if tracing.idle() else traced_sync(_no_scope, pieces, _nothing)",
+        "return pieces()",
+        unit("adapter_conformance", "TestAdapters::test_a_call_inside_an_open_stream_is_its_callers[langchain-pieces]"),
+    ),
+    Mutation(
+        "who runs Pydantic AI step by step is within its agent",
+        "adapters/pydantic_ai/tracer.py",
+        "            with Aside():\n                scope = agent_turn(",
+        "            if True:\n                scope = agent_turn(",
+        unit(
+            "adapter_conformance", "TestAdapters::test_a_call_inside_an_open_stream_is_its_callers[pydantic_ai-nodes]"
+        ),
+    ),
+    Mutation(
+        "a call of LangChain's that is cancelled stays open",
+        "adapters/langchain/reading.py",
+        "                end(scope, error)\n",
+        "                pass\n",
+        unit(
+            "adapter_conformance", "TestAdapters::test_a_cancelled_call_ends_and_what_follows_is_its_callers[langchain]"
+        ),
+    ),
+    Mutation(
+        "a stream of Agent Framework's that is dropped stays open",
+        "adapters/agent_framework/tracer.py",
+        "    weakref.finalize(stream, end).atexit = False\n",
+        "",
+        unit(
+            "adapter_conformance",
+            "TestAdapters::test_a_stream_that_is_left_leaves_nothing_open[agent_framework-apieces]",
+        ),
+    ),
+    Mutation(
+        "a connection keeps the texts of the call that opened it",
+        "core/tracing/context.py",
+        "    scope.span = _ended_span()(span)\n",
+        "",
+        unit(
+            "adapter_conformance", "TestAdapters::test_a_stream_that_is_left_leaves_nothing_open[google_genai-apieces]"
+        ),
+    ),
     # -- traces: what a call's span says ------------------------------------------------------------------------------
     Mutation(
         "parallel calls that share an index are joined",

@@ -51,6 +51,19 @@ def test_spans_nest_and_carry_who_and_where() -> None:
     assert main.start <= chat.start <= chat.end <= main.end
 
 
+def test_a_request_belongs_to_the_call_in_which_it_is_made() -> None:
+    with tracing.running(context()):
+        assert tracing.model_call() is None
+        with tracing.span(semconv.CHAT, "m") as chat:
+            assert tracing.model_call() is chat
+            with tracing.span(semconv.OPERATION, "retry"):
+                assert tracing.model_call() is chat
+            for kind in (semconv.INVOKE_AGENT, semconv.EXECUTE_TOOL):
+                with tracing.span(kind, "another"):
+                    assert tracing.model_call() is None
+        assert tracing.model_call() is None
+
+
 def test_outside_a_rollout_there_is_nothing() -> None:
     assert tracing.start(semconv.CHAT, "m") is None
     with tracing.span(semconv.CHAT, "m") as scope:
