@@ -79,9 +79,15 @@ def declared_by(case: Callable[..., Any]) -> tuple[Row, ...]:
 
 
 def rows(suite: Any) -> list[Row]:
-    """The rows that a class's cases declare, in the cases' order."""
-    cases = [case for _, case in inspect.getmembers(suite, inspect.isfunction)]
-    return [row for case in sorted(cases, key=lambda c: c.__code__.co_firstlineno) for row in declared_by(case)]
+    """The rows that a class's cases declare, in the cases' order: first its own, then those of each base class."""
+    classes = [*suite.__mro__]
+
+    def place(name: str) -> tuple[int, int]:
+        owner = next(i for i, cls in enumerate(classes) if name in vars(cls))
+        return owner, vars(classes[owner])[name].__code__.co_firstlineno
+
+    names = [name for name, _ in inspect.getmembers(suite, inspect.isfunction)]
+    return [row for name in sorted(names, key=place) for row in declared_by(getattr(suite, name))]
 
 
 def table(rows: Sequence[Row], subjects: Sequence[Subject]) -> str:

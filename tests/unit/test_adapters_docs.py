@@ -36,7 +36,7 @@ def test_the_requirements_are_pyprojects() -> None:
 
 
 def test_every_case_of_the_suite_is_a_row() -> None:
-    cases = {name for name in vars(Conformance) if name.startswith("test_")}
+    cases = {name for name in dir(Conformance) if name.startswith("test_")}
     assert cases == {row.case for row in capabilities.rows(Conformance)}, "mark the case with @capability(...)"
 
 
