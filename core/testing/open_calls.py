@@ -56,8 +56,9 @@ class OpenCalls:
         def bare_calls() -> None:
             if subject.names_agents:
                 bare_call(others)
-            with tracing.span(semconv.INVOKE_AGENT, "helper", agent="helper"):
-                bare_call(others)
+            for kind, name in ((semconv.INVOKE_AGENT, "helper"), (semconv.OPERATION, "check")):
+                with tracing.span(kind, name, agent=name):
+                    bare_call(others)
 
         def between() -> None:
             bare_calls()
@@ -80,13 +81,15 @@ class OpenCalls:
         assert sorted(s.span_id for s in routed) == sorted(seen.traceparent_span for seen in gateway.seen)
         own = [s for s in of(rollout, semconv.CHAT) if semconv.ROUTED not in s.attributes]
         assert len(own) == len(others.seen)
-        callers = {"helper", "critic"} | ({"outer"} if subject.names_agents else set())
+        callers = {"helper", "check", "critic"} | ({"outer"} if subject.names_agents else set())
         assert {s.agent for s in own} == callers
         assert {s.attributes[semconv.WIRE_CALLS] for s in (*routed, *own)} == {1}
         parents = {s.span_id: s for s in rollout.spans}
         for span in own:
             above = parents[span.parent_id or ""]
             assert above.agent == span.agent
+        chats = {s.span_id for s in of(rollout, semconv.CHAT)}
+        assert not [s.name for s in rollout.spans if s.parent_id in chats]
 
     @capability("two streams that are read in turn are two calls", needs="reads")
     def test_two_streams_read_in_turn_are_two_calls(
