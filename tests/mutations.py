@@ -95,9 +95,7 @@ MUTATIONS = (
         "adapters/langchain/reading.py",
         "                end(scope, error)\n",
         "                pass\n",
-        unit(
-            "adapter_conformance", "TestAdapters::test_a_cancelled_call_ends_and_what_follows_is_its_callers[langchain]"
-        ),
+        ("tests/integration/test_langchain.py::test_a_call_outside_any_agent_ends_when_it_is_cancelled",),
     ),
     Mutation(
         "a stream of Agent Framework's that is dropped stays open",

@@ -354,3 +354,49 @@ def test_a_model_that_no_sdk_calls_is_recorded_with_its_request(rollout: Rollout
     assert call.tool_calls[0].json_arguments == '{"expression": "12 * 34"}'
     assert result.tool_results[0].content == "408"
     assert [m.text for m in read.said(second)] == ["408"]
+
+
+@pytest.mark.parametrize("what", ["model", "tool"])
+def test_a_call_outside_any_agent_ends_when_it_is_cancelled(
+    what: str, provider: Provider, rollout: RolloutContext
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def slow(body: dict[str, Any]) -> Reply:
+        asked.set()
+        answered.wait(30)
+        return Reply("late")
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        asked.set()
+        await asyncio.sleep(30)
+        return "late"
+
+    async def main() -> None:
+        provider.script = slow
+        call = chat_model(provider.url).ainvoke("q") if what == "model" else wait.ainvoke({})
+        limit = asyncio.timeout(None)
+
+        async def expire() -> None:
+            while not asked.is_set():
+                await asyncio.sleep(0.01)
+            limit.reschedule(asyncio.get_running_loop().time())
+
+        watch = asyncio.create_task(expire())
+        with pytest.raises(TimeoutError):
+            async with limit:
+                await call
+        await watch
+        answered.set()
+        provider.script = says("in time")
+        await chat_model(provider.url).ainvoke("and now?")
+
+    asyncio.run(main())
+    assert [scope.parent for scope in rollout.open] == [None]
+    operation = semconv.CHAT if what == "model" else semconv.EXECUTE_TOOL
+    assert of(rollout, operation)[0].attributes[semconv.ERROR_TYPE] == "CancelledError"
+    last = of(rollout, semconv.CHAT)[-1]
+    assert (last.status, [m.text for m in read.said(last)]) == ("unset", ["in time"])
+    assert {span.parent_id for span in rollout.spans} == {next(iter(rollout.open)).span_id}
