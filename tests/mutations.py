@@ -151,6 +151,29 @@ MUTATIONS = (
         unit("websocket_hooks", "test_a_selected_agent_with_a_routed_call_and_one_over_a_websocket_does_not_train"),
     ),
     Mutation(
+        "calls over a WebSocket of another library are no spans",
+        "core/tracing/websocket_hooks.py",
+        '    "websocket._core": (',
+        '    "websocket._none": (',
+        unit("websocket_hooks", "test_a_call_is_a_chat_span_with_its_answer"),
+    ),
+    Mutation(
+        "a WebSocket that is left in mid-answer leaves its call open",
+        "core/tracing/websocket_hooks.py",
+        "        weakref.finalize(connection, known.end).atexit = False\n",
+        "",
+        unit("websocket_hooks", "test_a_connection_that_is_left_in_mid_answer_leaves_nothing_open"),
+    ),
+    Mutation(
+        "the issuers of all tool calls of a rollout are kept",
+        "adapters/langchain/tracer.py",
+        "list(issued)[:-_MOST_ISSUERS]",
+        "list(issued)[:0]",
+        (
+            "tests/integration/test_langgraph.py::test_a_rollout_that_never_ends_knows_the_issuers_of_the_last_tool_calls_alone",
+        ),
+    ),
+    Mutation(
         "a cloud's client is not seen",
         "core/tracing/http_hooks.py",
         """    if (found := _IN_PATH.search(path)) is not None:
@@ -173,7 +196,10 @@ MUTATIONS = (
         "trainer/local/learner/logprobs.py",
         "logits_NV.masked_fill_(hidden(bits_NW",
         "logits_NV.masked_fill(hidden(bits_NW",
-        unit("grammar", "test_an_update_leaves_what_could_not_come_alone"),
+        unit(
+            "grammar",
+            "test_an_update_leaves_what_could_not_come_alone",
+        ),
     ),
     Mutation(
         "a grammar does not see the token that was drawn",
@@ -427,7 +453,10 @@ MUTATIONS = (
         "guests/verl/agl_verl/rows.py",
         "for trajectory in scored.of(policy):",
         "for trajectory in scored.trajectories:",
-        unit("verl_policies", "test_a_policys_rows_are_those_that_it_would_have_alone"),
+        unit(
+            "verl_policies",
+            "test_a_policys_rows_are_those_that_it_would_have_alone",
+        ),
     ),
     Mutation(
         "verl's trainers of two policies may request different tasks",
@@ -519,7 +548,10 @@ MUTATIONS = (
         "trainer/local/engine/engine.py",
         "        self._prefixes.clear(policy)\n",
         "",
-        unit("prefix_cache", "test_an_update_drops_the_prefixes_of_its_own_policy_alone"),
+        unit(
+            "prefix_cache",
+            "test_an_update_drops_the_prefixes_of_its_own_policy_alone",
+        ),
     ),
     Mutation(
         "a row reads another policy's keys and values",
