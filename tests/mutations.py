@@ -169,9 +169,7 @@ MUTATIONS = (
         "adapters/langchain/tracer.py",
         "list(issued)[:-_MOST_ISSUERS]",
         "list(issued)[:0]",
-        (
-            "tests/integration/test_langgraph.py::test_a_rollout_that_never_ends_knows_the_issuers_of_the_last_tool_calls_alone",
-        ),
+        ("tests/integration/test_langgraph.py::test_an_endless_rollout_knows_the_issuers_of_the_last_tool_calls",),
     ),
     Mutation(
         "a cloud's client is not seen",
@@ -196,10 +194,7 @@ MUTATIONS = (
         "trainer/local/learner/logprobs.py",
         "logits_NV.masked_fill_(hidden(bits_NW",
         "logits_NV.masked_fill(hidden(bits_NW",
-        unit(
-            "grammar",
-            "test_an_update_leaves_what_could_not_come_alone",
-        ),
+        unit("grammar", "test_an_update_leaves_what_could_not_come_alone"),
     ),
     Mutation(
         "a grammar does not see the token that was drawn",
@@ -453,10 +448,7 @@ MUTATIONS = (
         "guests/verl/agl_verl/rows.py",
         "for trajectory in scored.of(policy):",
         "for trajectory in scored.trajectories:",
-        unit(
-            "verl_policies",
-            "test_a_policys_rows_are_those_that_it_would_have_alone",
-        ),
+        unit("verl_policies", "test_a_policys_rows_are_those_that_it_would_have_alone"),
     ),
     Mutation(
         "verl's trainers of two policies may request different tasks",
@@ -548,10 +540,7 @@ MUTATIONS = (
         "trainer/local/engine/engine.py",
         "        self._prefixes.clear(policy)\n",
         "",
-        unit(
-            "prefix_cache",
-            "test_an_update_drops_the_prefixes_of_its_own_policy_alone",
-        ),
+        unit("prefix_cache", "test_an_update_drops_the_prefixes_of_its_own_policy_alone"),
     ),
     Mutation(
         "a row reads another policy's keys and values",

@@ -426,7 +426,7 @@ def calculator(expression: str) -> str:
     return "2"
 
 
-def test_a_rollout_that_never_ends_knows_the_issuers_of_the_last_tool_calls_alone(
+def test_an_endless_rollout_knows_the_issuers_of_the_last_tool_calls(
     rollout: RolloutContext, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(langchain, "_MOST_ISSUERS", 2)
