@@ -208,6 +208,27 @@ MUTATIONS = (
         unit("websocket_hooks", "test_a_selected_agent_with_a_routed_call_and_one_over_a_websocket_does_not_train"),
     ),
     Mutation(
+        "calls over a WebSocket of another library are no spans",
+        "core/tracing/websocket_hooks.py",
+        '    "websocket._core": (',
+        '    "websocket._none": (',
+        unit("websocket_hooks", "test_a_call_is_a_chat_span_with_its_answer"),
+    ),
+    Mutation(
+        "a WebSocket that is left in mid-answer leaves its call open",
+        "core/tracing/websocket_hooks.py",
+        "        weakref.finalize(connection, known.end).atexit = False\n",
+        "",
+        unit("websocket_hooks", "test_a_connection_that_is_left_in_mid_answer_leaves_nothing_open"),
+    ),
+    Mutation(
+        "the issuers of all tool calls of a rollout are kept",
+        "adapters/langchain/tracer.py",
+        "list(issued)[:-_MOST_ISSUERS]",
+        "list(issued)[:0]",
+        ("tests/integration/test_langgraph.py::test_an_endless_rollout_knows_the_issuers_of_the_last_tool_calls",),
+    ),
+    Mutation(
         "a cloud's client is not seen",
         "core/tracing/http_hooks.py",
         """    if (found := _IN_PATH.search(path)) is not None:

@@ -34,6 +34,8 @@ from agl.tracing.provider_formats import finish_reason
 if TYPE_CHECKING:
     from langchain_core.callbacks import BaseCallbackHandler
 
+_MOST_ISSUERS = 1000
+"""Tool calls of a rollout whose issuers are known: the rollout of a server never ends."""
 _URL = re.compile(r"https?://[^\s'\"\\,)]+")
 
 
@@ -167,7 +169,7 @@ def _handler() -> BaseCallbackHandler:
         def __init__(self) -> None:
             self.runs: dict[UUID, _Run] = {}
             self.issuers: WeakKeyDictionary[RolloutContext, dict[str, str]] = WeakKeyDictionary()
-            """Tool call id -> the agent that issued it, where another node runs the tool."""
+            """Tool call id -> the agent that issued it, where another node runs the tool, of the last calls."""
 
         def _begin(
             self,
@@ -310,6 +312,8 @@ def _handler() -> BaseCallbackHandler:
                     for message in (getattr(g, "message", None) for batch in response.generations for g in batch):
                         calls = getattr(message, "tool_calls", None) or ()
                         issued.update({call["id"]: scope.agent for call in calls if call["id"]})
+                    for oldest in list(issued)[:-_MOST_ISSUERS]:
+                        issued.pop(oldest, None)
                 content = scope.rollout.capture_content
                 facts = _facts(scope, [g for batch in response.generations for g in batch], content)
                 # A request that no SDK's hook has seen: of another client, or of a model that runs here.

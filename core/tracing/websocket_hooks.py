@@ -4,14 +4,16 @@ They cannot be routed, because the gateway answers HTTP alone. Each answer is a 
 requests it (or, where the provider itself decides when to answer, from the answer's beginning) to the message that ends
 it. So a trace shows the call, and training says that it bypassed the gateway.
 
-Patched while rollouts run, where imported: `send` and `recv` of the client connections of `websockets` (>= 13), through
-which the SDKs of OpenAI and Google and the OpenAI Agents SDK talk.
+Patched while rollouts run, where imported: what sends and receives in the client connections of `websockets` (>= 13,
+and its legacy client), through which the SDKs of OpenAI and Google and the OpenAI Agents SDK talk; and of
+websocket-client, aiohttp and httpx-ws, with which programs do it by themselves.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 import urllib.parse
 import weakref
@@ -26,8 +28,81 @@ from agl.tracing.context import Scope
 from agl.tracing.import_hooks import when_imported
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings
 
-_MODULES = {"websockets.asyncio.client": True, "websockets.sync.client": False}
-"""Module -> whether its connections are async."""
+
+@dataclass(frozen=True)
+class _Client:
+    """A library's client connection.
+
+    Attributes:
+        name: of the class. is_async: whether its methods are.
+        url: connection -> its address; None where it is not known.
+        sends: the methods that send a message, which is their first argument. receives: the one that returns the next.
+        text: what is sent or returned -> the message itself.
+        opens: the method whose first argument is the address, where the connection does not keep it.
+    """
+
+    name: str
+    is_async: bool
+    url: Callable[[Any], str | None]
+    sends: tuple[str, ...] = ("send",)
+    receives: str = "recv"
+    text: Callable[[Any], Any] = lambda message: message
+    opens: str | None = None
+
+
+def _url_of_protocol(connection: Any) -> str | None:
+    uri = connection.protocol.uri
+    return f"{'wss' if uri.secure else 'ws'}://{uri.host}:{uri.port}{uri.resource_name}"
+
+
+def _url_of_legacy(connection: Any) -> str | None:
+    return f"{'wss' if connection.secure else 'ws'}://{connection.host}:{connection.port}{connection.path}"
+
+
+def _url_of_aiohttp(connection: Any) -> str | None:
+    return re.sub("^http", "ws", str(connection._response.url))
+
+
+def _url_of_httpx(connection: Any) -> str | None:
+    return None if connection.response is None else re.sub("^http", "ws", str(connection.response.request.url))
+
+
+def _data(message: Any) -> Any:
+    return getattr(message, "data", None)
+
+
+_httpx_ws = functools.partial(_Client, url=_url_of_httpx, receives="receive", text=_data)
+_CLIENTS: dict[str, tuple[_Client, ...]] = {
+    "websockets.asyncio.client": (_Client("ClientConnection", True, _url_of_protocol),),
+    "websockets.sync.client": (_Client("ClientConnection", False, _url_of_protocol),),
+    "websockets.legacy.client": (_Client("WebSocketClientProtocol", True, _url_of_legacy),),
+    "websocket._core": (
+        _Client(
+            "WebSocket",
+            False,
+            lambda connection: _addresses.get(connection),
+            receives="recv_data_frame",
+            text=lambda message: _data(message[1]) if isinstance(message, tuple) else message,
+            opens="connect",
+        ),
+    ),
+    "aiohttp.client_ws": (
+        _Client(
+            "ClientWebSocketResponse",
+            True,
+            _url_of_aiohttp,
+            sends=("send_str", "send_bytes"),
+            receives="receive",
+            text=lambda message: message if isinstance(message, str | bytes) else _data(message),
+        ),
+    ),
+    "httpx_ws._api": (_httpx_ws("WebSocketSession", False), _httpx_ws("AsyncWebSocketSession", True)),
+}
+"""Module -> its connections."""
+_addresses: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Those of connections that do not keep theirs."""
+_CLOSED = ("ConnectionClosed", "Disconnect")
+"""How the names of the errors begin that the clients raise at the end of a connection, but for "WebSocket"."""
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.done", "error"})
 
 
@@ -131,13 +206,14 @@ class _Connection:
 
 
 _connections: weakref.WeakKeyDictionary[Any, _Connection] = weakref.WeakKeyDictionary()
-_patches: list[tuple[Any, str, Any]] = []
+_patches: list[tuple[Any, str, Any, Any]] = []
+"""(class, method, the one in its namespace, or None if it was inherited, and ours)."""
 _forget: list[Callable[[], None]] = []
 
 
 def install() -> None:
     """Patch the clients that are or will be imported."""
-    _forget.append(when_imported(tuple(_MODULES), _patch))
+    _forget.append(when_imported(tuple(_CLIENTS), _patch))
 
 
 def uninstall() -> None:
@@ -145,91 +221,112 @@ def uninstall() -> None:
     while _forget:
         _forget.pop()()
     for patch in list(_patches):
-        cls, name, ours = patch
+        cls, name, original, ours = patch
         if vars(cls).get(name) is ours:
-            delattr(cls, name)
+            if original is None:
+                delattr(cls, name)
+            else:
+                setattr(cls, name, original)
             _patches.remove(patch)
 
 
 def _patch(module: str) -> None:
-    cls = getattr(sys.modules[module], "ClientConnection", None)
-    if cls is None or any(patched is cls for patched, *_ in _patches):
-        return
-    # The methods are those of a base class, which servers have, too.
-    for name, around in (("send", _sending), ("recv", _receiving)):
-        ours = around(getattr(cls, name), is_async=_MODULES[module])
-        _patches.append((cls, name, ours))
-        setattr(cls, name, ours)
+    for client in _CLIENTS[module]:
+        cls = getattr(sys.modules[module], client.name, None)
+        if cls is None or any(patched is cls for patched, *_ in _patches):
+            continue
+        replaced = {**dict.fromkeys(client.sends, _sending), client.receives: _receiving}
+        if client.opens is not None:
+            replaced[client.opens] = _opening
+        for name, around in replaced.items():
+            ours = around(getattr(cls, name), client)
+            _patches.append((cls, name, vars(cls).get(name), ours))
+            setattr(cls, name, ours)
 
 
-def _sending(send: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
-    def note(connection: Any, message: Any) -> None:
-        if (known := _known(connection)) is not None and (data := _json(message)) is not None:
+def _opening(connect: Callable[..., Any], client: _Client) -> Callable[..., Any]:
+    @functools.wraps(connect)
+    def opening(self: Any, url: str, *args: Any, **kwargs: Any) -> Any:
+        _addresses[self] = url
+        return connect(self, url, *args, **kwargs)
+
+    return opening
+
+
+def _sending(send: Callable[..., Any], client: _Client) -> Callable[..., Any]:
+    def note(connection: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if context.idle():
+            return
+        message = args[0] if args else next(iter(kwargs.values()), None)
+        if (known := _known(connection, client)) is not None and (data := _json(client.text(message))) is not None:
             known.sent(data)
 
     @functools.wraps(send)
-    def send_sync(self: Any, message: Any, *args: Any, **kwargs: Any) -> Any:
-        if not context.idle():
-            note(self, message)
-        return send(self, message, *args, **kwargs)
+    def send_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note(self, args, kwargs)
+        return send(self, *args, **kwargs)
 
     @functools.wraps(send)
-    async def send_async(self: Any, message: Any, *args: Any, **kwargs: Any) -> Any:
-        if not context.idle():
-            note(self, message)
-        return await send(self, message, *args, **kwargs)
+    async def send_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+        note(self, args, kwargs)
+        return await send(self, *args, **kwargs)
 
-    return send_async if is_async else send_sync
+    return send_async if client.is_async else send_sync
 
 
-def _receiving(recv: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+def _receiving(receive: Callable[..., Any], client: _Client) -> Callable[..., Any]:
     def note(connection: Any, message: Any) -> None:
-        if (known := _known(connection)) is not None and (data := _json(message)) is not None:
+        if (known := _known(connection, client)) is not None and (data := _json(client.text(message))) is not None:
             known.received(data)
 
     def failed(connection: Any, error: BaseException) -> None:
         # A reader that stops waiting may read on; of the connection's own errors none has a next message.
-        if type(error).__name__.startswith("ConnectionClosed") and (known := _connections.get(connection)) is not None:
+        known = _connections.get(connection)
+        if known is not None and type(error).__name__.removeprefix("WebSocket").startswith(_CLOSED):
             known.end(error)
 
-    @functools.wraps(recv)
-    def recv_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(receive)
+    def receive_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         if context.idle() and self not in _connections:
-            return recv(self, *args, **kwargs)
+            return receive(self, *args, **kwargs)
         try:
-            message = recv(self, *args, **kwargs)
+            message = receive(self, *args, **kwargs)
         except Exception as error:
             failed(self, error)
             raise
         note(self, message)
         return message
 
-    @functools.wraps(recv)
-    async def recv_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(receive)
+    async def receive_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         if context.idle() and self not in _connections:
-            return await recv(self, *args, **kwargs)
+            return await receive(self, *args, **kwargs)
         try:
-            message = await recv(self, *args, **kwargs)
+            message = await receive(self, *args, **kwargs)
         except Exception as error:
             failed(self, error)
             raise
         note(self, message)
         return message
 
-    return recv_async if is_async else recv_sync
+    return receive_async if client.is_async else receive_sync
 
 
-def _known(connection: Any) -> _Connection | None:
+def _known(connection: Any, client: _Client) -> _Connection | None:
     """What is known of a connection; None if it does not lead to a model."""
     known = _connections.get(connection)
     if known is None:
-        uri = getattr(getattr(connection, "protocol", None), "uri", None)
-        path = getattr(uri, "path", "")
-        if uri is None or not (path.endswith(("/responses", "/realtime")) or "BidiGenerateContent" in path):
+        try:
+            url = urllib.parse.urlsplit(client.url(connection) or "")
+        except (AttributeError, ValueError):
             return None
-        query = dict(urllib.parse.parse_qsl(uri.query))
-        url = f"{'wss' if uri.secure else 'ws'}://{uri.host}:{uri.port}{path}"
-        known = _connections[connection] = _Connection(url, {"model": query["model"]} if "model" in query else {})
+        if not (url.path.endswith(("/responses", "/realtime")) or "BidiGenerateContent" in url.path):
+            return None
+        query = dict(urllib.parse.parse_qsl(url.query))
+        session = {"model": query["model"]} if "model" in query else {}
+        known = _connections[connection] = _Connection(f"{url.scheme}://{url.netloc}{url.path}", session)
+        # Who leaves a connection in mid-answer reads no message that would end the call.
+        weakref.finalize(connection, known.end).atexit = False
     return known
 
 

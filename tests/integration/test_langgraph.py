@@ -27,6 +27,7 @@ from subjects import chat_model
 import agl
 from agl import semconv, tracing
 from agl.adapters.langchain import LangChainTracer
+from agl.adapters.langchain import tracer as langchain
 from agl.adapters.langgraph import LangGraphTracer, wrap
 from agl.adapters.openai import OpenAITracer
 from agl.agents.agent import RolloutInfo
@@ -423,3 +424,15 @@ def calculator(expression: str) -> str:
     """Work out a sum."""
     agl.emit_reward(0.5)
     return "2"
+
+
+def test_an_endless_rollout_knows_the_issuers_of_the_last_tool_calls(
+    rollout: RolloutContext, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(langchain, "_MOST_ISSUERS", 2)
+    agent = create_agent(chat_model(provider.url), [tool(add)], name="solver")
+    for _ in range(4):
+        agent.invoke({"messages": [("user", "2 + 3?")]})
+    handler: Any = langchain._handler()
+    assert len(handler.issuers[rollout]) == 2
+    assert len(of(rollout, semconv.EXECUTE_TOOL)) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,9 +142,88 @@ def agents_sdk(address: str) -> None:
     asyncio.run(run())
 
 
-CALLS = [responses, responses_async, realtime, live, agents_sdk]
+def by_websocket_client(address: str) -> None:
+    websocket = pytest.importorskip("websocket")
+    connection = websocket.create_connection(f"ws://{address}/v1/realtime?model=m")
+    connection.send(json.dumps({"type": "response.create"}))
+    while json.loads(connection.recv())["type"] != "response.done":
+        pass
+    connection.close()
 
 
+def by_websocket_app(address: str) -> None:
+    websocket = pytest.importorskip("websocket")
+
+    def received(app: Any, message: str) -> None:
+        if json.loads(message)["type"] == "response.done":
+            app.close()
+
+    websocket.WebSocketApp(
+        f"ws://{address}/v1/realtime?model=m",
+        on_open=lambda app: app.send(json.dumps({"type": "response.create"})),
+        on_message=received,
+    ).run_forever()
+
+
+def by_aiohttp(address: str) -> None:
+    import aiohttp
+
+    async def run() -> None:
+        url = f"ws://{address}/v1/realtime?model=m"
+        async with aiohttp.ClientSession() as session, session.ws_connect(url) as connection:
+            await connection.send_json({"type": "response.create"})
+            async for message in connection:
+                if json.loads(message.data)["type"] == "response.done":
+                    break
+
+    asyncio.run(run())
+
+
+def by_httpx_ws(address: str) -> None:
+    httpx_ws = pytest.importorskip("httpx_ws")
+    with httpx_ws.connect_ws(f"http://{address}/v1/realtime?model=m") as connection:
+        connection.send_json({"type": "response.create"})
+        while connection.receive_json()["type"] != "response.done":
+            pass
+
+
+def by_httpx_ws_async(address: str) -> None:
+    httpx_ws = pytest.importorskip("httpx_ws")
+
+    async def run() -> None:
+        async with httpx_ws.aconnect_ws(f"http://{address}/v1/realtime?model=m") as connection:
+            await connection.send_text(json.dumps({"type": "response.create"}))
+            while (await connection.receive_json())["type"] != "response.done":
+                pass
+
+    asyncio.run(run())
+
+
+def by_legacy_websockets(address: str) -> None:
+    from websockets.legacy.client import connect
+
+    async def run() -> None:
+        async with connect(f"ws://{address}/v1/realtime?model=m") as connection:
+            await connection.send(json.dumps({"type": "response.create"}))
+            async for message in connection:
+                if json.loads(message)["type"] == "response.done":
+                    break
+
+    asyncio.run(run())
+
+
+OTHER_CLIENTS = [
+    by_websocket_client,
+    by_websocket_app,
+    by_aiohttp,
+    by_httpx_ws,
+    by_httpx_ws_async,
+    by_legacy_websockets,
+]
+CALLS = [responses, responses_async, realtime, live, agents_sdk, *OTHER_CLIENTS]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_is_a_chat_span_with_its_answer(call: Callable[[str], None]) -> None:
     rollout = RolloutContext("ro", 1, "solver", select("nobody"), prompts=True)
@@ -165,6 +245,22 @@ def test_a_call_is_a_chat_span_with_its_answer(call: Callable[[str], None]) -> N
         assert [m.text for m in read.sent(chat)] == ["hi"]
 
 
+def test_a_connection_that_is_left_in_mid_answer_leaves_nothing_open() -> None:
+    def leave(address: str) -> None:
+        client = openai.OpenAI(api_key="k", base_url=f"http://{address}/v1")
+        with client.responses.connect() as connection:
+            connection.response.create(model="m", input="hi")
+            assert next(iter(connection)).type == "response.created"
+
+    rollout = RolloutContext("ro", 1, "solver", select("nobody"), prompts=True)
+    with server() as address, OpenAITracer(), tracing.running(rollout):
+        leave(address)
+        gc.collect()
+        assert [scope.kind for scope in rollout.open] == [semconv.INVOKE_AGENT]
+    [chat] = [s for s in rollout.spans if s.operation == semconv.CHAT]
+    assert chat.status == "unset"
+
+
 @pytest.mark.parametrize("call", [responses, agents_sdk])
 def test_a_selected_agent_with_a_routed_call_and_one_over_a_websocket_does_not_train(
     tmp_path: Path, call: Callable[[str], None]
@@ -184,9 +280,11 @@ def test_a_selected_agent_with_a_routed_call_and_one_over_a_websocket_does_not_t
 
 
 def test_nothing_is_patched_outside_rollouts() -> None:
+    from aiohttp import ClientWebSocketResponse
     from websockets.sync.client import ClientConnection
 
-    before = dict(vars(ClientConnection))
+    before = dict(vars(ClientConnection)), dict(vars(ClientWebSocketResponse))
     with OpenAITracer():
-        assert vars(ClientConnection)["send"] is not before.get("send")
-    assert dict(vars(ClientConnection)) == before
+        assert vars(ClientConnection)["send"] is not before[0].get("send")
+        assert vars(ClientWebSocketResponse)["receive"] is not before[1]["receive"]
+    assert (dict(vars(ClientConnection)), dict(vars(ClientWebSocketResponse))) == before
