@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from agl import semconv, tracing
-from agl.tracing import background
+from agl.tracing import arrivals, background
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import ResponseAccumulator
 from agl.tracing.sdk_hooks import COUNTS, parse_through, set_first_chunk
@@ -173,6 +173,7 @@ class Reader:
 
 def _end_stream(scope: Scope, answer: ResponseAccumulator, error: BaseException | None = None) -> None:
     if not scope.ended:
+        arrivals.left(scope)
         # The gateway records the content of its answers itself.
         content = scope.rollout.prompts and scope.rollout.capture_content
         tracing.end(scope, error=error or answer.error, attributes=answer.facts(content))
@@ -245,5 +246,5 @@ def _parsed(raw: Any) -> Any:
             return done.value
         parsed.close()
     except Exception:
-        pass
+        arrivals.left(scope)
     return None

@@ -357,9 +357,16 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "a stream that its reader drops counts as received",
+        "adapters/streams.py",
+        "        arrivals.left(scope)\n",
+        "",
+        unit("lost_answers", "test_a_run_marks_in_its_store_what_its_agent_did_not_read"),
+    ),
+    Mutation(
         "a stream that broke off counts as received",
         "core/tracing/arrivals.py",
-        "        if not self._whole:\n            self._lost()",
+        "        if not self._progress.whole:\n            self._lost()",
         "        pass",
         unit("lost_answers", "test_a_run_marks_in_its_store_what_its_agent_did_not_read"),
     ),

@@ -10,6 +10,7 @@ import re
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from agl import semconv
@@ -29,11 +30,35 @@ _TAIL_BYTES = 64
 
 _lock = threading.Lock()
 _scopes: weakref.WeakValueDictionary[str, Scope] = weakref.WeakValueDictionary()
+_streams: weakref.WeakKeyDictionary[Scope, list[_Stream]] = weakref.WeakKeyDictionary()
+"""Of the calls whose answers are streamed."""
 
 
 def expect(scope: Scope) -> None:
     """Have the answers to requests with this scope's traceparent noted on its span."""
     _scopes[scope.traceparent] = scope
+
+
+def left(scope: Scope) -> None:
+    """Note that nobody reads the streams of this scope any more: what has not arrived by now is lost.
+
+    The SDK's objects of a dropped stream may be collected in any order, its bytes after its span has ended.
+    """
+    for stream in _streams.pop(scope, ()):
+        if not stream.whole:
+            _note(scope, stream.response_id, lost=True)
+
+
+@dataclass
+class _Stream:
+    """An answer that is streamed.
+
+    Attributes:
+        whole: whether its last event has arrived.
+    """
+
+    response_id: str
+    whole: bool = False
 
 
 class Arrival:
@@ -45,7 +70,8 @@ class Arrival:
 
     def __init__(self, traceparent: str) -> None:
         self._scope = _scopes.get(traceparent)
-        self._note(None)
+        if self._scope is not None:
+            _note(self._scope, None)
 
     async def of_async(self, sending: Any, library: Any, *, stream: bool) -> Any:
         """As `of`, of a request that is being sent."""
@@ -61,41 +87,49 @@ class Arrival:
         if response_id is None or self._scope is None:
             return response
         # A framework may end its span before it reads the stream: then nobody can say later that it was lost.
-        self._note(response_id)
+        _note(self._scope, response_id)
         if stream and "content-encoding" not in response.headers:
-            response.stream = _followed(library)(response.stream, lambda: self._note(response_id, lost=True))
+            scope, progress = self._scope, _Stream(response_id)
+            _streams.setdefault(scope, []).append(progress)
+            response.stream = _followed(library)(
+                response.stream, progress, lambda: _note(scope, response_id, lost=True)
+            )
         return response
 
-    def _note(self, response_id: str | None, *, lost: bool = False) -> None:
-        # The root span of a whole process may be another process's.
-        attributes = getattr(self._scope.span, "attributes", None) if self._scope is not None else None
-        if self._scope is None or attributes is None:
-            return
-        with _lock:
-            received = [known for known in attributes.get(semconv.RECEIVED, ()) if known != response_id]
-            if response_id is not None and not lost:
-                received.append(response_id)
-            self._scope.span.set_attribute(semconv.RECEIVED, received)
+
+def _note(scope: Scope, response_id: str | None, *, lost: bool = False) -> None:
+    # The root span of a whole process may be another process's.
+    attributes = getattr(scope.span, "attributes", None)
+    if attributes is None:
+        return
+    with _lock:
+        received = [known for known in attributes.get(semconv.RECEIVED, ()) if known != response_id]
+        if response_id is not None and not lost:
+            received.append(response_id)
+        scope.span.set_attribute(semconv.RECEIVED, received)
 
 
 class _Followed:
     """The bytes of a stream, unchanged; `lost` is called if they end before its last event."""
 
-    def __init__(self, stream: Any, lost: Any) -> None:
-        self._stream, self._lost = stream, lost
+    def __init__(self, stream: Any, progress: _Stream, lost: Any) -> None:
+        self._stream = stream
+        self._progress = progress
+        self._lost = lost
         self._tail = b""
-        self._whole = self._over = False
+        self._over = False
 
     def _take(self, chunk: bytes) -> bytes:
         if not self._over:
             seen = self._tail + chunk
             for last in _LAST_EVENT.finditer(seen):
-                self._whole, self._over = True, last[1] is not None
+                self._progress.whole = True
+                self._over = last[1] is not None
             self._tail = seen[-_TAIL_BYTES:]
         return chunk
 
     def _end(self) -> None:
-        if not self._whole:
+        if not self._progress.whole:
             self._lost()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -104,7 +138,7 @@ class _Followed:
                 yield self._take(chunk)
         except Exception:
             # The SDK raises it, too: whatever has arrived, the agent gets an error.
-            self._whole = self._over
+            self._progress.whole = self._over
             raise
         finally:
             self._end()
@@ -114,7 +148,7 @@ class _Followed:
             async for chunk in self._stream:
                 yield self._take(chunk)
         except Exception:
-            self._whole = self._over
+            self._progress.whole = self._over
             raise
         finally:
             self._end()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from openai import OpenAI
 from scripted import ScriptedEngine, ScriptedRollouts, in_loop, quick_tokenizer, serving
 
@@ -89,17 +91,22 @@ async def test_a_request_that_is_sent_again_is_not_sampled_to_its_end() -> None:
     ]  # fmt: skip
 
 
-def test_a_run_marks_in_its_store_what_its_agent_did_not_read(tmp_path: Path) -> None:
-    """An agent that drops a stream after its first words was sent the whole answer, and got a part of it."""
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
+def test_a_run_marks_in_its_store_what_its_agent_did_not_read(closes: bool, tmp_path: Path) -> None:
+    """An agent that leaves a stream after its first words was sent the whole answer, and got a part of it."""
 
     def reads_a_part(task: Any) -> str:
         client = OpenAI(base_url="http://provider.invalid/v1", api_key="sk-own")
         history: Any = [{"role": "user", "content": str(task)}]
-        with client.chat.completions.create(model="m", messages=history, stream=True) as stream:
-            next(iter(stream))
-            # The gateway has sampled and recorded the whole answer.
-            while algorithm.engine.running:
-                time.sleep(0.01)
+        stream = client.chat.completions.create(model="m", messages=history, stream=True)
+        next(iter(stream))
+        # The gateway has sampled and recorded the whole answer.
+        while algorithm.engine.running:
+            time.sleep(0.01)
+        if closes:
+            stream.close()
+        del stream
+        gc.collect()
         whole = client.chat.completions.create(model="m", messages=history)
         return whole.choices[0].message.content or ""
 
