@@ -1212,6 +1212,27 @@ MUTATIONS = (
         unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
     ),
     Mutation(
+        "one name that is the other value's stands in its place",
+        "core/rewards/arguments.py",
+        "[values[1], None], [None, values[0]], ",
+        "",
+        unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
+    ),
+    Mutation(
+        "an enumeration hides that a tool failed",
+        "core/messages/tool_output.py",
+        "        return _plain(value.value)\n",
+        "        return str(value)\n",
+        unit("tool_output", "test_what_says_that_the_tool_failed"),
+    ),
+    Mutation(
+        "a tool that a guardrail refuses has succeeded",
+        "adapters/openai_agents/tracer.py",
+        "            if refusal is not None and self._open and",
+        "            if False and",
+        ("tests/integration/test_refused_calls.py::test_a_tool_that_a_guardrail_of_the_agents_sdk_refuses",),
+    ),
+    Mutation(
         "a tool that waits for a person has run",
         "core/mdp/spans.py",
         "self.operation == semconv.EXECUTE_TOOL and not self.attributes.get(semconv.PAUSED)",
@@ -1263,9 +1284,16 @@ MUTATIONS = (
     Mutation(
         "two modules of a package are one agent",
         "trainer/runners/command.py",
-        "            module = word[2:] or next(words, None) or module\n",
+        "            module = option[1] or next(words, None) or module\n",
         "            pass\n",
         unit("program_names", "test_two_modules_of_a_package_are_two_agents"),
+    ),
+    Mutation(
+        "a package manager's name is its programs'",
+        "trainer/runners/command.py",
+        "return module or _launched(command) or",
+        "return module or",
+        unit("program_names", "test_a_command_is_called_after_its_program"),
     ),
     Mutation(
         "code is taken for a script's name",
