@@ -710,6 +710,20 @@ MUTATIONS = (
         unit("tool_runs", "test_equal_calls_of_two_answers_are_each_their_own"),
     ),
     Mutation(
+        "a run by hand with other arguments belongs to no call",
+        "core/mdp/tool_runs.py",
+        "    matches.add(runs, lambda run, call: matches.is_answered_by(call, run))\n",
+        "",
+        unit("tool_runs", "test_a_run_with_other_arguments_or_another_name_is_known_by_its_result"),
+    ),
+    Mutation(
+        "a tool that the program calls otherwise is taken for any call",
+        "core/mdp/tool_runs.py",
+        "if renamed and run.name not in self._names:",
+        "if renamed:",
+        unit("tool_runs", "test_a_run_with_other_arguments_or_another_name_is_known_by_its_result"),
+    ),
+    Mutation(
         "what a person answered is a tool's run",
         "adapters/langchain/tracer.py",
         "_persons_answer(inputs) or run.resumed_with",
