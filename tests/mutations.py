@@ -1303,6 +1303,13 @@ MUTATIONS = (
         unit("program_names", "test_two_modules_of_a_package_are_two_agents"),
     ),
     Mutation(
+        "an agent's name ends at a line break",
+        "trainer/http/agent_name.py",
+        "(?s:.*)",
+        ".*",
+        unit("gateway", "test_an_agent_is_called_what_it_is_called"),
+    ),
+    Mutation(
         "a package manager's name is its programs'",
         "trainer/runners/command.py",
         "return module or _launched(command) or",
