@@ -795,6 +795,20 @@ MUTATIONS = (
         unit("tool_runs", "test_equal_calls_of_two_answers_are_each_their_own"),
     ),
     Mutation(
+        "a run by hand with other arguments belongs to no call",
+        "core/mdp/tool_runs.py",
+        "    matches.add(runs, lambda run, call: matches.is_answered_by(call, run))\n",
+        "",
+        unit("tool_runs", "test_a_run_with_other_arguments_or_another_name_is_known_by_its_result"),
+    ),
+    Mutation(
+        "a tool that the program calls otherwise is taken for any call",
+        "core/mdp/tool_runs.py",
+        "if renamed and run.name not in self._names:",
+        "if renamed:",
+        unit("tool_runs", "test_a_run_with_other_arguments_or_another_name_is_known_by_its_result"),
+    ),
+    Mutation(
         "what a person answered is a tool's run",
         "adapters/langchain/tracer.py",
         "_persons_answer(inputs) or run.resumed_with",
@@ -1297,6 +1311,27 @@ MUTATIONS = (
         unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
     ),
     Mutation(
+        "one name that is the other value's stands in its place",
+        "core/rewards/arguments.py",
+        "[values[1], None], [None, values[0]], ",
+        "",
+        unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
+    ),
+    Mutation(
+        "an enumeration hides that a tool failed",
+        "core/messages/tool_output.py",
+        "        return _plain(value.value)\n",
+        "        return str(value)\n",
+        unit("tool_output", "test_what_says_that_the_tool_failed"),
+    ),
+    Mutation(
+        "a tool that a guardrail refuses has succeeded",
+        "adapters/openai_agents/tracer.py",
+        "            if refusal is not None and self._open and",
+        "            if False and",
+        ("tests/integration/test_refused_calls.py::test_a_tool_that_a_guardrail_of_the_agents_sdk_refuses",),
+    ),
+    Mutation(
         "a tool that waits for a person has run",
         "core/mdp/spans.py",
         "self.operation == semconv.EXECUTE_TOOL and not self.attributes.get(semconv.PAUSED)",
@@ -1348,9 +1383,23 @@ MUTATIONS = (
     Mutation(
         "two modules of a package are one agent",
         "trainer/runners/command.py",
-        "            module = word[2:] or next(words, None) or module\n",
+        "            module = option[1] or next(words, None) or module\n",
         "            pass\n",
         unit("program_names", "test_two_modules_of_a_package_are_two_agents"),
+    ),
+    Mutation(
+        "an agent's name ends at a line break",
+        "trainer/http/agent_name.py",
+        "(?s:.*)",
+        ".*",
+        unit("gateway", "test_an_agent_is_called_what_it_is_called"),
+    ),
+    Mutation(
+        "a package manager's name is its programs'",
+        "trainer/runners/command.py",
+        "return module or _launched(command) or",
+        "return module or",
+        unit("program_names", "test_a_command_is_called_after_its_program"),
     ),
     Mutation(
         "code is taken for a script's name",

@@ -10,7 +10,8 @@ The SDK's tool spans carry no call id: `ToolContext.from_agent_context`, which m
 patched to read it. Tools that get no such context (the shell, patches) are joined to the call with their name and
 arguments in the last answer of the same agent's run. A tool that needs an approval has a span before it has run, and
 another one afterwards: `_maybe_execute_tool_approval`, `with_tool_function_span` and, for agents as tools,
-`record_agent_tool_run_result` tell the two apart. The spans carry no MCP `isError` either:
+`record_agent_tool_run_result` tell the two apart. A tool that a guardrail refuses has a span like one that has run:
+`_execute_tool_input_guardrails` tells. The spans carry no MCP `isError` either:
 `MCPUtil._extract_custom_data`, which every MCP result passes where it exists, is patched to read it. Of an exception
 that a tool's failure handler turns into a result, its spans keep no more than that there was one: `set_error`, which is
 called while it is handled, keeps it.
@@ -83,6 +84,7 @@ class OpenAIAgentsTracer(InstrumentedTracer):
             self._patches.method(module, "with_tool_function_span", spans.with_tool_span)
         self._patches.method(agent, "record_agent_tool_run_result", spans.nested_approval)
         self._patches.method(tool_execution._FunctionToolBatchExecutor, "_maybe_execute_tool_approval", spans.approval)
+        self._patches.method(tool_execution, "_execute_tool_input_guardrails", spans.guarded)
         self._patches.replace(ToolContext, "from_agent_context", spans.tool_context(ToolContext.from_agent_context))
 
     def _restore(self) -> None:
@@ -231,6 +233,19 @@ class _Spans:
             return result
 
         return asked
+
+    def guarded(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Mark the span of a tool that a guardrail refuses: its text is in the place of the tool's result."""
+        from agents.tracing import get_current_span
+
+        @functools.wraps(original)
+        async def checked(*args: Any, **kwargs: Any) -> Any:
+            refusal = await original(*args, **kwargs)
+            if refusal is not None and self._open and (opened := self.get(get_current_span())) is not None:
+                opened.failed = True
+            return refusal
+
+        return checked
 
     def nested_approval(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Mark the span of an agent that is a tool while one of its own tools waits for an approval."""

@@ -6,6 +6,7 @@ the id. Invariant: one run of a tool is one span, and a tool call is joined to o
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -69,6 +70,14 @@ def joined(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     # The program adds arguments that the model does not know.
     matches.add(runs, lambda run, call: _extends(run.arguments, call.arguments))
     matches.add(runs, lambda run, call: run.arguments is None)
+    # The program passes other arguments, as numbers for the model's texts; the result that the model gets is the run's.
+    matches.add(runs, lambda run, call: matches.is_answered_by(call, run))
+    # Or another tool than the model knows runs.
+    matches.add(
+        runs,
+        lambda run, call: _is_passed(run.arguments, call.arguments) and matches.is_answered_by(call, run),
+        renamed=True,
+    )
     matches.add_repeats(runs)
     return [_with_call(s, matches.calls[s.span_id]) if s.span_id in matches.calls else s for s in spans]
 
@@ -105,14 +114,18 @@ class _Matches:
         taken |= {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
         known = {call.id: call for call in [*self._of_chats(), *self._of_gateway()]}
         self._free = [call for call in known.values() if call.id not in taken]
-        self._changed: dict[str, list[Any]] | None = None
+        self._names = {call.name for call in known.values()}
 
-    def add(self, runs: Iterable[_Run], fits: Callable[[_Run, _Issued], bool]) -> None:
-        """Join each run that has no call to the nearest free one that has its name and fits."""
+    def add(self, runs: Iterable[_Run], fits: Callable[[_Run, _Issued], bool], *, renamed: bool = False) -> None:
+        """Join each run that has no call to the nearest free one that fits and has its name, or, if `renamed`, another
+        one where no call has that."""
         for run in runs:
             if run.span.span_id in self.calls:
                 continue
-            candidates = [call for call in self._free if call.name == run.name and fits(run, call)]
+            named = [call for call in self._free if call.name == run.name]
+            if renamed and run.name not in self._names:
+                named = self._free
+            candidates = [call for call in named if fits(run, call)]
             if not candidates:
                 continue
             nearest = min(candidates, key=lambda call: self._distance(run.span, call))
@@ -130,13 +143,27 @@ class _Matches:
 
     def changed(self, call: _Issued) -> list[Any]:
         """The arguments that a tool call has in later requests."""
-        if self._changed is None:
-            self._changed = {}
-            histories = [_readable(read.sent, chat) for chat in self._chats]
-            histories += [_readable(read.messages, c.request.get("messages") or []) for c in self._gateway]
-            for sent in (tool_call for history in histories for m in history for tool_call in m.tool_calls):
-                self._changed.setdefault(sent.id, []).append(_json_value(sent.arguments))
-        return self._changed.get(call.id, [])
+        return self._sent[0].get(call.id, [])
+
+    def is_answered_by(self, call: _Issued, run: _Run) -> bool:
+        """Whether a later request answers a tool call with what a run returned."""
+        return (
+            not self._sent[1].get(call.id, set()).isdisjoint(_forms(run.span.attributes.get(semconv.TOOL_CALL_RESULT)))
+        )
+
+    @functools.cached_property
+    def _sent(self) -> tuple[dict[str, list[Any]], dict[str, set[str]]]:
+        """Tool call id -> its arguments in all requests, and -> the texts of its results."""
+        arguments: dict[str, list[Any]] = {}
+        results: dict[str, set[str]] = {}
+        histories = [_readable(read.sent, chat) for chat in self._chats]
+        histories += [_readable(read.messages, c.request.get("messages") or []) for c in self._gateway]
+        for message in (message for history in histories for message in history):
+            for call in message.tool_calls:
+                arguments.setdefault(call.id, []).append(_json_value(call.arguments))
+            for result in message.tool_results:
+                results.setdefault(result.id, set()).add(result.text)
+        return arguments, results
 
     def _distance(self, run: Span, call: _Issued) -> tuple[int, bool, int]:
         """How far a call is from a run: by nesting first, then whether it was issued later, then how long before."""
@@ -195,6 +222,11 @@ def _is_passed(arguments: Any, asked: Any) -> bool:
     if arguments is None:
         return False
     return arguments == asked or (isinstance(asked, dict) and [arguments] == [*asked.values()])
+
+
+def _forms(result: Any) -> list[str]:
+    """How a program may write a recorded result: JSON, or Python's text of the same value."""
+    return [] if result is None else [str(result), str(_json_value(str(result)))]
 
 
 def _extends(arguments: Any, asked: Any) -> bool:

@@ -15,9 +15,17 @@ import json
 import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
-_SAYS_ERROR = re.compile(r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b)", re.I)
+_SAYS_ERROR = re.compile(
+    r"\s*(?:error\b|exception\b|traceback \(most recent call last\)|failed\b|failure\b"
+    r"|(?-i:(?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:[:(]|\s*$))",
+    re.I,
+)
+"""The last line: an exception as Python writes it, `ValueError: no` or `ValueError('no')`."""
+_WRITTEN_MCP = re.compile(r"(?:CallToolResult\()?_?meta=.*\bis_?[eE]rror=True(?:,? \w+='\w*')*\)?\s*", re.S)
+"""A failed MCP result as a program's `str(result)` writes it."""
 _STATUSES = ("success", "error")
 """Of results that wrap content blocks (Strands, LangChain)."""
 _TEXTS = ("text", "input_text", "output_text")
@@ -71,7 +79,9 @@ def _unwrapped(value: Any, marked: bool = False) -> tuple[bool, Any]:
         return _unwrapped(inner, marked or _is_marked(value))
     if (texts := _block_texts(value)) is not None:
         return marked, "\n".join(texts)
-    if isinstance(value, dict | list | tuple | int | float | None):
+    if callable(fields := getattr(value, "_asdict", None)) and isinstance(value, tuple):  # a named tuple
+        return marked, fields()
+    if isinstance(value, dict | list | tuple | int | float | None) and not isinstance(value, Enum):
         return marked, value
     return _unwrapped(_plain(value), marked)
 
@@ -82,7 +92,7 @@ def _says_so(content: Any) -> bool:
         return isinstance(content, dict) and _has_failure_field(content)
     written = _written_value(content)
     if written is None:
-        return _SAYS_ERROR.match(content) is not None
+        return _SAYS_ERROR.match(content) is not None or _WRITTEN_MCP.fullmatch(content) is not None
     marked, inner = _unwrapped(written)
     return marked or _says_so(inner)
 
@@ -92,7 +102,7 @@ def _has_failure_field(value: Mapping[Any, Any]) -> bool:
     return (
         any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))
         or any(_plain(fields.get(key)) is False for key in ("success", "ok"))
-        or str(fields.get("status", "")).lower() in ("error", "failed", "failure")
+        or str(_plain(fields.get("status", ""))).lower() in ("error", "failed", "failure")
     )
 
 
@@ -164,6 +174,8 @@ def _json(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """An object as a JSON value, one level deep; as its own text where it has no fields."""
+    if isinstance(value, Enum):
+        return _plain(value.value)
     if isinstance(value, str | int | float | None):
         return value
     with contextlib.suppress(Exception):

@@ -20,7 +20,9 @@ GROUP_REWARD = ("task", "traces")
 """What a comparison of a task's rollouts gets."""
 _SYNONYMS: Mapping[str, frozenset[str]] = {
     "task": frozenset({"sample", "example", "item", "row", "question", "problem", "prompt"}),
-    "output": frozenset({"answer", "completion", "response", "reply", "result", "prediction", "folder", "text"}),
+    "output": frozenset(
+        {"answer", "completion", "response", "reply", "result", "prediction", "pred", "generation", "folder", "text"}
+    ),
     "traces": frozenset({"rollouts", "attempts"}),
 }
 """What people call our values. Such a name decides nothing, but it must not stand in the other value's place."""
@@ -113,7 +115,9 @@ def _contradicts(places: Sequence[str], taken: Mapping[str, str], values: tuple[
         gets = [(name, taken.get(name, value), value) for name, value in zip(places, values, strict=False)]
         moved = [(name, value) for name, value, by_place in gets if value != by_place]
         return any(name not in (value, *_SYNONYMS[value]) for name, value in moved)
-    return all(name in _SYNONYMS[other] for name, other in zip(places, reversed(values), strict=False))
+    # Two names of one value, such as (text, answer), decide nothing.
+    meant = [next((value for value in values if name in _SYNONYMS[value]), None) for name in places]
+    return meant in ([values[1], None], [None, values[0]], [*reversed(values)])
 
 
 def _trace_argument(function: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> str | None:
@@ -121,7 +125,7 @@ def _trace_argument(function: Callable[..., Any], parameters: Sequence[inspect.P
     called = function if inspect.isroutine(function) else type(function).__call__
     try:
         hints = typing.get_type_hints(getattr(called, "__func__", called))
-    except (NameError, TypeError):
+    except Exception:  # an annotation is any expression, and one that is a text may name what is not there
         hints = {}
     fixed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     for parameter in parameters:

@@ -104,3 +104,28 @@ def test_a_tool_that_a_person_rejects_in_langchain() -> None:
     [refused] = map(facts, tools)
     assert refused[:3] == ("add", "error", {"a": 2, "b": 3})
     assert "not today" in refused[3]
+
+
+def test_a_tool_that_a_guardrail_of_the_agents_sdk_refuses() -> None:
+    pytest.importorskip("agents")
+    from agents import Agent, Runner, ToolGuardrailFunctionOutput, function_tool, tool_input_guardrail
+    from subject_openai_agents import chat_model
+
+    from agl.adapters.openai_agents import OpenAIAgentsTracer
+    from agl.testing.subject import add
+
+    @tool_input_guardrail
+    def refuses(data: Any) -> ToolGuardrailFunctionOutput:
+        small = json.loads(data.context.tool_arguments)["a"] < 9
+        return ToolGuardrailFunctionOutput.allow() if small else ToolGuardrailFunctionOutput.reject_content("not today")
+
+    def program(url: str) -> None:
+        guarded = function_tool(add, tool_input_guardrails=[refuses])
+        assert Runner.run_sync(Agent("solver", model=chat_model(url), tools=[guarded]), "q").final_output == "no"
+
+    asked = Reply(None, (("add", {"a": 10, "b": 3}), ("add", {"a": 2, "b": 3})))
+    tools = refused_by(OpenAIAgentsTracer(), program, asked, Reply("no"))
+    assert sorted(map(facts, tools), key=str) == [
+        ("add", "error", {"a": 10, "b": 3}, "not today"),
+        ("add", "unset", {"a": 2, "b": 3}, "5"),
+    ]

@@ -282,7 +282,7 @@ async def test_models():
 
 @in_loop
 async def test_an_agent_is_called_what_it_is_called():
-    names = ["a/b", "Ünïcode writer", "v1/chat/completions", "100%"]
+    names = ["a/b", "Ünïcode writer", "v1/chat/completions", "100%", "Sales\nagent\n"]
     async with serving(["x"]) as rig:
         attempt = await rig.attempt()
         for name in names:

@@ -52,6 +52,7 @@ def test_names_decide_in_every_order(order: Sequence[str], form: str) -> None:
         (lambda sample, output: (sample, output), ("the task", "the output")),
         (lambda answer, task: (task, answer), ("the task", "the output")),
         (lambda completion, task, *, strict=True: (task, completion), ("the task", "the output")),
+        (lambda text, answer: (text, answer), ("the task", "the output")),
         (lambda output, prompt: (prompt, output), ("the task", "the output")),
         (lambda output, task, /: (task, output), ("the task", "the output")),
         (lambda *both: both, ("the task", "the output")),
@@ -61,6 +62,13 @@ def test_names_decide_in_every_order(order: Sequence[str], form: str) -> None:
 )
 def test_other_names_go_by_place_unless_one_of_ours_decides(reward: Any, value: Any) -> None:
     assert called(reward) == value
+
+
+def test_an_annotation_that_cannot_be_read_is_no_obstacle() -> None:
+    def score(output: agl.NoSuchType, task: not_there) -> Any:  # type: ignore[name-defined, attr-defined]  # noqa: F821
+        return task, output
+
+    assert called(score) == ("the task", "the output")
 
 
 class Methods:
@@ -85,6 +93,9 @@ def test_methods_and_objects_go_the_same_way() -> None:
     [
         (lambda output, expected: 1.0, r"takes \(output, expected\), whose names contradict their places"),
         (lambda x, task: 1.0, r"takes \(x, task\), whose names contradict"),
+        (lambda completion, ground_truth: 1.0, r"takes \(completion, ground_truth\), whose names contradict"),
+        (lambda pred, gold: 1.0, r"takes \(pred, gold\), whose names contradict"),
+        (lambda solution, problem: 1.0, r"takes \(solution, problem\), whose names contradict"),
         (lambda completion, prompt: 1.0, r"takes \(completion, prompt\), whose names contradict"),
         (lambda task: 1.0, r"takes no \(task, output\)"),
         (lambda task, trace: 1.0, r"takes no \(task, output\)"),

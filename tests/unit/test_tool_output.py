@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import json
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -24,6 +25,24 @@ class Result:
 
 class Model(BaseModel):
     success: bool = True
+
+
+class Status(enum.Enum):
+    OK = "ok"
+    ERROR = "error"
+
+
+class Text(str, enum.Enum):  # noqa: UP042 (its str() is "Text.ERROR")
+    ERROR = "error"
+
+
+class WithStatus(BaseModel):
+    status: Status = Status.ERROR
+
+
+class Pair(NamedTuple):
+    ok: bool
+    error: str | None = None
 
 
 class Silent:
@@ -68,6 +87,18 @@ SAYS_SO = [
     (mcp("Error: no", failed=False), "Error: no"),
     (SimpleNamespace(content=[], isError=False, structuredContent={"error": "no"}), '{"error": "no"}'),
 ]
+WRITTEN_BY_PYTHON = [
+    ({"status": Status.ERROR}, '{"status": "error"}'),
+    ({"status": Text.ERROR}, '{"status": "error"}'),
+    (WithStatus(), '{"status": "error"}'),
+    (Pair(ok=False, error="no"), '{"ok": false, "error": "no"}'),
+    ("ValueError: no", "ValueError: no"),
+    ("ValueError('no')", "ValueError('no')"),
+    ("requests.exceptions.ConnectionError: no", "requests.exceptions.ConnectionError: no"),
+    ("KeyError", "KeyError"),
+]
+"""What programs return, or make of an exception."""
+SAYS_SO += WRITTEN_BY_PYTHON
 MARKED = [
     (mcp("sold out", failed=True), "sold out"),
     ({"content": blocks("sold out"), "isError": True}, "sold out"),
@@ -87,6 +118,10 @@ SUCCEEDED = [
     ({"success": 0}, '{"success": 0}'),
     ("{'error': None}", "{'error': None}"),
     ("errors: 0", "errors: 0"),
+    ("ErrorBoundary is a React component", "ErrorBoundary is a React component"),
+    ("ValueError is a class of Python", "ValueError is a class of Python"),
+    ({"status": Status.OK}, '{"status": "ok"}'),
+    (Pair(ok=True), '{"ok": true, "error": null}'),
     ("{not an object", "{not an object"),
     (Result(), '{"error": null, "rows": 3}'),
     (Model(), '{"success": true}'),
@@ -147,3 +182,11 @@ def test_the_text_of_a_value_tells_what_the_value_tells(value: Any) -> None:
     # As Python writes it, which is what most frameworks do with an object.
     if isinstance(value, dict):
         assert reports_failure(str(value)) == output.failed
+
+
+@pytest.mark.parametrize("written", [str, repr])
+def test_an_mcp_result_that_a_program_writes_says_whether_it_failed(written: Any) -> None:
+    types = pytest.importorskip("mcp.types")
+    for failed in (True, False):
+        result = types.CallToolResult(content=[types.TextContent(type="text", text="isError=True")], isError=failed)
+        assert tool_output(written(result)).failed is failed

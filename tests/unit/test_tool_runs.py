@@ -96,6 +96,28 @@ def test_a_call_that_a_person_changed_is_known_by_what_the_conversation_says_the
     assert ids(spans) == {"t1": "call_1"}
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "result", "id"),
+    [
+        ("add", {"a": 7}, "result of t1", "call_1"),
+        ("add", {"a": 7}, '{"sum": 5}', "call_1"),
+        ("add", {"a": 7}, "of something else", None),
+        ("adder", ONE[2], "result of t1", "call_1"),
+        ("adder", ONE[2], "of something else", None),
+        ("adder", {"a": 7}, "result of t1", None),
+        ("subtract", ONE[2], "result of t1", None),
+    ],
+)
+def test_a_run_with_other_arguments_or_another_name_is_known_by_its_result(
+    name: str, arguments: Any, result: str, id: str | None
+) -> None:
+    written = "{'sum': 5}" if result.startswith("{") else "result of t1"
+    answered = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "call_1", "response": written}]}
+    tool = run("t1", arguments, name, also={semconv.TOOL_CALL_RESULT: result})
+    other: Asked = ("call_2", "subtract", {"a": 1})
+    assert ids([ROOT, chat("c1", ONE, other), tool, chat("c2", sent=[answered])]) == {"t1": id}
+
+
 def test_equal_calls_of_two_answers_are_each_their_own() -> None:
     again: Asked = ("call_2", "add", ONE[2])
     spans = [ROOT, chat("c1", ONE), run("t1", ONE[2]), chat("c2", again), run("t2", ONE[2])]

@@ -22,16 +22,17 @@ from agl.trainer.gateway.calls import Choice, Reply
 from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
 from agl.trainer.gateway.errors import RequestError, prompt_too_long, refusal
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.http import agent_name as agent_name  # for PREFIX
 from agl.trainer.http.auth import key_of
 from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
 from agl.trainer.http.responses import answer as answer
 from agl.trainer.http.responses import unless_gone
 from agl.trainer.http.turns import LARGE_BYTES
 
-PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:path}/v1"
+PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:agent}/v1"
 """Precedes the path of each route: it identifies the attempt and the agent."""
 
-_KEYED = re.compile(r"(/rollouts/[^/]+/attempts/[0-9]+)/bearer/([^/]+)(/agents/.*)")
+_KEYED = re.compile(r"(/rollouts/[^/]+/attempts/[0-9]+)/bearer/([^/]+)(/agents/.*)", re.S)
 
 _TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
 

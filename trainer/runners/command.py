@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -94,18 +95,34 @@ def program_name(command: Sequence[str]) -> str:
         if _TAKES_TEXT.fullmatch(word):
             # Code, or a setting: its words are no script's, and in a URL its lines would match no route.
             next(words, None)
-        elif word.startswith("-m") and _PYTHON.match(Path(command[0]).name):
-            module = word[2:] or next(words, None) or module
+        elif (option := _MODULE.fullmatch(word)) and _PYTHON.match(Path(command[0]).name):
+            module = option[1] or next(words, None) or module
         elif not word.startswith("-") and word.isprintable() and not _IS_NO_FILE.match(word):
             # A module may run a script (`-m coverage run agent.py`); other files are its data.
             script = Path(word)
             if script.suffix[1:2].isalpha() and (module is None or script.suffix == ".py"):
                 return script.stem
-    return module or Path(command[0]).stem
+    return module or _launched(command) or Path(command[0]).stem
 
 
-_TAKES_TEXT = re.compile(r"-[a-zA-Z]*[ce]|-p|-r|--(command|eval|print|require|import|loader|env|env-file)")
+def _launched(command: Sequence[str]) -> str | None:
+    """What a package manager runs: `uvx my-agent`, `npm run writer`; None where options stand before it."""
+    if Path(command[0]).stem not in _LAUNCHERS:
+        return None
+    words = list(itertools.dropwhile(_RUNS.__contains__, command[1:]))
+    name = Path(words[0]).name if words else ""
+    return name if name.isprintable() and not name.startswith("-") else None
+
+
+_TAKES_TEXT = re.compile(r"-[a-zA-Z]*[ce]|-[prWX]|--(command|eval|print|require|import|loader|env|env-file|tsconfig)")
 """Options of interpreters before code, settings, or a file that is not the program."""
+_MODULE = re.compile(r"-[bBdEhiIOPqsSuvx]*m(.*)", re.S)
+"""Python's option before a module, by itself or after others: `-Im`."""
+_LAUNCHERS = frozenset(
+    {"uv", "uvx", "pipx", "poetry", "pipenv", "pdm", "hatch", "npm", "npx", "pnpm", "yarn", "bun", "bunx"}
+)
+_RUNS = frozenset({"run", "exec", "dlx", "x", "tool", "run-script"})
+"""Their words before what they run."""
 _PYTHON = re.compile(r"py|uv|poetry|pipenv|hatch|coverage|env|nice|time", re.ASCII)
 """Programs, by the beginning of their names, of which `-m` names a Python module, or which run such a program."""
 _IS_NO_FILE = re.compile(r"\w+=|\w+://", re.ASCII)

@@ -35,6 +35,7 @@ from agl.tracing.provider_formats import ResponseAccumulator, request_messages, 
 from agl.tracing.sdk_hooks import COUNTS, GENERATION_PATHS
 from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, replace_system_prompts
 from agl.trainer.gateway.errors import RequestError
+from agl.trainer.http import agent_name as agent_name  # for `call_routes`
 from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.responses import answer
 from agl.trainer.wire.methods import loads
@@ -160,7 +161,7 @@ class RecordingProxy:
 
     def call_routes(self) -> list[Route]:
         """The routes of calls. A program that has no others cannot send spans, and so no rewards."""
-        calls = f"{_ATTEMPT}/keys/{{key}}/agents/{{agent:path}}"
+        calls = f"{_ATTEMPT}/keys/{{key}}/agents/{{agent:agent}}"
         methods = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
         # Azure's first: what follows its endpoint may begin with `openai/v1`.
         return [
