@@ -1,7 +1,7 @@
 """The numbers of tokens that an answer reports, as span attributes.
 
 Sources: OpenAI API reference (`CompletionUsage`, `ResponseUsage`, Realtime), Anthropic API reference (`Usage`), Gemini
-API reference (`UsageMetadata`, Live), and what servers that are compatible with them add (DeepSeek, Moonshot, xAI).
+API reference (`UsageMetadata`, Live), and what servers that are compatible with them add (DeepSeek, Groq, Moonshot, xAI).
 OpenTelemetry's attributes count cached tokens as input, and reasoning as output.
 """
 
@@ -63,6 +63,20 @@ def usage_facts(usage: Any) -> dict[str, int]:
     if reasoning:
         facts[semconv.OUTPUT_TOKENS] = facts.get(semconv.OUTPUT_TOKENS, 0) + reasoning
     return facts
+
+
+def reported_usage(body: Any) -> Any:
+    """The usage in an answer or in a chunk of a stream, which is JSON or an SDK's object; None if it has none.
+
+    Groq's streams have it in `x_groq`, and Moonshot's in a choice, unless the request asks for it.
+    """
+    known = usage_fields(body)
+    if usage := known.get("usage") or known.get("usageMetadata"):
+        return usage
+    if groq := known.get("x_groq"):
+        return usage_fields(groq).get("usage")
+    choices = known.get("choices")
+    return usage_fields(choices[-1]).get("usage") if choices and choices.__class__ is list else None
 
 
 def usage_fields(value: Any) -> Mapping[str, Any]:
