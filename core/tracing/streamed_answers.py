@@ -110,9 +110,13 @@ def _begins_another(piece: Json, call: Json, *, again: bool) -> bool:
     """
     if piece.get("id") and call.get("id"):
         return piece["id"] != call["id"]
-    if not _function(piece).get("name"):
-        return False
+    more = _function(piece)
     function = _function(call)
+    if not more.get("name"):
+        return False
+    if more["name"] == function.get("name") and not again and ("custom" in call or more.get("arguments") == ""):
+        # The name repeated. Any beginning of a custom tool's text may look whole, and a last piece may be empty.
+        return False
     arguments = function.get("arguments", function.get("input"))
     if again or not isinstance(arguments, str):
         return bool(again or arguments)

@@ -105,3 +105,18 @@ def test_a_stream_is_recorded_like_the_answer_that_it_streams(
         for cut in recorded(received(chunks[:n], "text/event-stream")):
             assert len(cut.parts) <= len(answer.parts)
             assert all(map(begins, cut.parts, answer.parts)), (cut.parts, answer.parts)
+
+
+@pytest.mark.parametrize(
+    ("field", "pieces"),
+    [("arguments", ["", "{}", ""]), ("arguments", ['{"a": 1', "}", ""]), ("input", ["", "0", "1"]), ("input", ["{}", "x"])],
+)
+def test_a_name_that_is_repeated_begins_no_other_call(field: str, pieces: list[str]) -> None:
+    function = "custom" if field == "input" else "function"
+    deltas: list[dict[str, Any]] = [{"index": 0, function: {"name": "add", field: piece}} for piece in pieces]
+    deltas[0]["id"] = "call_0"
+    answer = received([{"choices": [{"index": 0, "delta": {"tool_calls": [d]}}]} for d in deltas], "text/event-stream")
+    [message] = recorded(answer)
+    [call] = message.tool_calls
+    assert (call.id, call.name) == ("call_0", "add")
+    assert call.arguments in ("".join(pieces), json.loads("".join(pieces)) if field == "arguments" else None)
