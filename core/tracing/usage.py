@@ -1,8 +1,8 @@
 """The numbers of tokens that an answer reports, as span attributes.
 
 Sources: OpenAI API reference (`CompletionUsage`, `ResponseUsage`, Realtime), Anthropic API reference (`Usage`), Gemini
-API reference (`UsageMetadata`, Live), and what servers that are compatible with them add (DeepSeek, Groq, Moonshot, xAI).
-OpenTelemetry's attributes count cached tokens as input, and reasoning as output.
+API reference (`UsageMetadata`, Live), and what servers that are compatible with them add (DeepSeek, Groq, Moonshot,
+xAI). OpenTelemetry's attributes count cached tokens as input, and reasoning as output.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _of_kinds(usage: Any) -> dict[str, int]:
     """The attributes of the tokens that are sound or pictures, where there are any."""
     facts: dict[str, int] = {}
     for name, value in usage_fields(usage).items():
-        if not value or name not in _KINDS and name not in _DETAILS:
+        if not value or (name not in _KINDS and name not in _DETAILS):
             continue
         if value.__class__ in (list, tuple):
             # Google's: a list of modalities.

@@ -129,7 +129,8 @@ from openai import OpenAI
 # Where LiteLLM sends a call of OpenAI's.
 base = os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
 client = OpenAI(base_url=base, max_retries=0)
-print(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}]).choices[0].message.content)
+answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+print(answer.choices[0].message.content)
 print(ChatOpenAI(model="m", max_retries=0).invoke("hi").content)
 """
 

@@ -273,7 +273,12 @@ def test_the_provider_s_numbers_of_tokens_count(provider: Provider) -> None:
     assert (attributes[semconv.INPUT_TOKENS], attributes[semconv.CACHE_READ_TOKENS]) == (7, 4)
 
 
-_COUNTED = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 4}}
+_COUNTED = {
+    "prompt_tokens": 7,
+    "completion_tokens": 3,
+    "total_tokens": 10,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
 
 
 def _chunks(last: dict[str, Any], *, finish: dict[str, Any]) -> tuple[dict[str, Any], ...]:

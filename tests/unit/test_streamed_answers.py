@@ -109,7 +109,12 @@ def test_a_stream_is_recorded_like_the_answer_that_it_streams(
 
 @pytest.mark.parametrize(
     ("field", "pieces"),
-    [("arguments", ["", "{}", ""]), ("arguments", ['{"a": 1', "}", ""]), ("input", ["", "0", "1"]), ("input", ["{}", "x"])],
+    [
+        ("arguments", ["", "{}", ""]),
+        ("arguments", ['{"a": 1', "}", ""]),
+        ("input", ["", "0", "1"]),
+        ("input", ["{}", "x"]),
+    ],
 )
 def test_a_name_that_is_repeated_begins_no_other_call(field: str, pieces: list[str]) -> None:
     function = "custom" if field == "input" else "function"

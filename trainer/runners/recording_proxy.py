@@ -57,7 +57,13 @@ OLD_OPENAI = "openai-api-base"
 """The provider of clients that read OPENAI_API_BASE. It has no URL but the user's own."""
 _USERS = {AZURE: propagation.AZURE_URL, OLD_OPENAI: propagation.OPENAI_OLD_URL}
 """Providers that have no URL but the user's own -> the environment variables that name it."""
-_MOUNTS = {AZURE: "azure-endpoint", OLD_OPENAI: "api-base/v1", "openai": "openai/v1", "anthropic": "anthropic", "google": "google"}
+_MOUNTS = {
+    AZURE: "azure-endpoint",
+    OLD_OPENAI: "api-base/v1",
+    "openai": "openai/v1",
+    "anthropic": "anthropic",
+    "google": "google",
+}
 """Provider -> what follows the agent's name in the URLs of its calls."""
 _CALLS = GENERATION_PATHS | dict.fromkeys(_USERS, GENERATION_PATHS["openai"])
 _OTEL_NAMES = {AZURE: "azure.ai.openai", OLD_OPENAI: "openai"}
