@@ -312,17 +312,20 @@ def _set_piece(arguments: dict[str, Any], piece: Json) -> None:
     steps: list[Any] = [name or int(index) for name, index in _STEPS.findall(_str(piece.get("jsonPath")))]
     at: Any = arguments
     for step, following in itertools.pairwise([*steps, None]):
+        place: Any = step
         if isinstance(at, list) and isinstance(step, int):
-            at.extend([None] * (min(step, len(at)) + 1 - len(at)))
-            step = min(step, len(at) - 1)
+            place = min(step, len(at))
+            at += [None] * (place == len(at))
         elif not (isinstance(at, dict) and isinstance(step, str)):
             return
-        known = at.get(step) if isinstance(at, dict) else at[step]
+        else:
+            at.setdefault(step, None)
+        known: Any = at[place]
         if following is None:
-            at[step] = known + value if isinstance(known, str) and isinstance(value, str) else value
+            at[place] = known + value if isinstance(known, str) and isinstance(value, str) else value
         elif known is None:
-            at[step] = [] if isinstance(following, int) else {}
-        at = at[step]
+            at[place] = [] if isinstance(following, int) else {}
+        at = at[place]
 
 
 def _text_of(part: Any) -> tuple[str, str | None]:

@@ -87,7 +87,7 @@ def _of_kinds(usage: Any) -> dict[str, int]:
         if value.__class__ in (list, tuple):
             # Google's: a list of modalities.
             each = [usage_fields(one) for one in value]
-            counts = {str(one.get("modality")): one.get("tokenCount") for one in each}
+            counts: Mapping[str, Any] = {str(one.get("modality")): one.get("tokenCount") for one in each}
         else:
             counts = usage_fields(value)
             facts |= _of_kinds({"cached_tokens_details": counts.get("cached_tokens_details")})

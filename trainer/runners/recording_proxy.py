@@ -65,7 +65,7 @@ _MOUNTS = {
     "google": "google",
 }
 """Provider -> what follows the agent's name in the URLs of its calls."""
-_CALLS = GENERATION_PATHS | dict.fromkeys(_USERS, GENERATION_PATHS["openai"])
+_CALLS = GENERATION_PATHS | {name: GENERATION_PATHS["openai"] for name in _USERS}
 _OTEL_NAMES = {AZURE: "azure.ai.openai", OLD_OPENAI: "openai"}
 """Provider -> its `gen_ai.provider.name`, where that is another."""
 
