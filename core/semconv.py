@@ -83,6 +83,13 @@ WIRE_CALLS: Final = "agl.wire_calls"
 HOUR_CACHE_TOKENS: Final = "agl.usage.hour_cache.input_tokens"
 """On `chat` spans: of the tokens that the request wrote to the provider's cache, those that stay for an hour, which
 cost more."""
+AUDIO_INPUT_TOKENS: Final = "agl.usage.audio.input_tokens"
+AUDIO_CACHE_READ_TOKENS: Final = "agl.usage.audio.cache_read.input_tokens"
+AUDIO_OUTPUT_TOKENS: Final = "agl.usage.audio.output_tokens"
+IMAGE_OUTPUT_TOKENS: Final = "agl.usage.image.output_tokens"
+"""On `chat` spans: of the tokens, those of sound and of pictures, which have other prices."""
+WEB_SEARCHES: Final = "agl.usage.web_searches"
+"""On `chat` spans: how many searches the provider made for the answer."""
 CLIENT: Final = "agl.client"
 """On `chat` spans: the class of the client that made the call."""
 URL: Final = "agl.url"
@@ -161,6 +168,8 @@ TEXTS: Final = frozenset(
         OUTPUT_MESSAGES,
         SYSTEM_INSTRUCTIONS,
         TOOL_DEFINITIONS,
+        TOOL_DESCRIPTION,
+        AGENT_DESCRIPTION,
         TOOL_CALL_ARGUMENTS,
         TOOL_CALL_RESULT,
         EVALUATION_EXPLANATION,

@@ -176,6 +176,35 @@ MUTATIONS = (
         unit("prices", "test_cached_input_and_reasoning_cost_what_they_cost"),
     ),
     Mutation(
+        "a stream's last nulls take its numbers back",
+        "core/tracing/provider_formats.py",
+        "{name: value for name, value in usage.items() if value is not None}",
+        "usage",
+        unit("call_facts", "test_nulls_in_a_stream_s_last_usage_take_nothing_back"),
+    ),
+    Mutation(
+        "usage in a choice is not seen",
+        "core/tracing/usage.py",
+        """usage_fields(choices[-1]).get("usage") if""",
+        "None if",
+        unit("call_facts", "test_usage_is_found_where_servers_stream_it"),
+    ),
+    Mutation(
+        "a spoken answer costs what a written one does",
+        "trainer/report/prices.py",
+        """    "output_audio_tokens": semconv.AUDIO_OUTPUT_TOKENS,
+""",
+        "",
+        unit("prices", "test_cached_input_and_reasoning_cost_what_they_cost"),
+    ),
+    Mutation(
+        "a call's arguments in pieces are several calls",
+        "core/tracing/streamed_answers.py",
+        "        return call is not part\n",
+        "        return False\n",
+        unit("streamed_answers", "test_arguments_of_a_call_of_gemini_that_come_in_pieces"),
+    ),
+    Mutation(
         "thoughts of Gemini are not paid for",
         "core/tracing/usage.py",
         """    reasoning = counts.get("thoughtsTokenCount")
@@ -951,6 +980,20 @@ MUTATIONS = (
         """                if message.role == "user" and message.text:""",
         "                if message.text is None:",
         unit("store_traces", "test_a_traces_task_is_what_was_asked_first"),
+    ),
+    Mutation(
+        "a trace's task that comes after its root is lost",
+        "trainer/store/http/otlp.py",
+        "            if roots or _asked(spans) is not None:",
+        "            if roots:",
+        unit("store_traces", "test_a_task_that_comes_after_the_root_is_taken"),
+    ),
+    Mutation(
+        "OPENAI_BASE_URL is set where OPENAI_API_BASE names the server",
+        "trainer/runners/recording_proxy.py",
+        "    if not azure and environment.get(propagation.OPENAI_OLD_URL):",
+        "    if not azure and environment.get(propagation.OPENAI_OLD_URL) is True:",
+        ("tests/integration/test_run_azure.py::test_openai_api_base_is_set_only_where_it_was",),
     ),
     Mutation(
         "a trace whose children come before its root is two rollouts",

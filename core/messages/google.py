@@ -65,7 +65,10 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     if isinstance(call := part.get("functionCall"), Mapping):
         signed = re.fullmatch(f"{SIGNATURE}([0-9a-z]{{9}})", str(part.get("thoughtSignature")))
         call_id = str(call.get("id") or (signed[1] if signed else ""))
-        return {"type": "tool_call", "id": call_id, "name": call.get("name"), "arguments": call.get("args") or {}}
+        # A stream may send the arguments in pieces.
+        pieces = {name: call[name] for name in ("partialArgs", "willContinue") if name in call}
+        arguments = call.get("args") or {}
+        return {"type": "tool_call", "id": call_id, "name": call.get("name"), "arguments": arguments, **pieces}
     if isinstance(result := part.get("functionResponse"), Mapping) and not result.get("parts"):
         output = result.get("response")
         failed = isinstance(output, Mapping) and output.get("error") not in (None, False, "")

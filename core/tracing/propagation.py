@@ -7,12 +7,15 @@ import os
 import urllib.parse
 from collections.abc import Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from agl.errors import ConfigError
 
 VARIABLE = "AGL_HANDOVER"
 OPENAI_URL, OPENAI_KEY = "OPENAI_BASE_URL", "OPENAI_API_KEY"
+OPENAI_OLD_URL = "OPENAI_API_BASE"
+"""What OpenAI's SDK read before its version 1; LangChain and LiteLLM still do."""
 ANTHROPIC_URL, ANTHROPIC_KEY = "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"
 AZURE_URL = "AZURE_OPENAI_ENDPOINT"
 GOOGLE_URL, GOOGLE_KEYS = "GOOGLE_GEMINI_BASE_URL", ("GEMINI_API_KEY", "GOOGLE_API_KEY")
@@ -94,17 +97,21 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> AttemptEnvironm
         ) from error
 
 
-def gateway_variables(attempt_url: str, agent: str, key: str) -> dict[str, str]:
+def gateway_variables(
+    attempt_url: str, agent: str, key: str, environ: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
     """The variables that point the clients of any language at the gateway, as one agent.
 
     Args:
         attempt_url: `<gateway>/rollouts/{rollout}/attempts/{n}`.
         agent: its name.
         key: the attempt's key for the gateway.
+        environ: the program's variables; OPENAI_API_BASE is set only where they have it.
     """
     url = f"{attempt_url}/agents/{urllib.parse.quote(agent, safe='')}"
     keys = dict.fromkeys((OPENAI_KEY, ANTHROPIC_KEY, *GOOGLE_KEYS), key)
-    return {OPENAI_URL: f"{url}/v1", ANTHROPIC_URL: url, GOOGLE_URL: url, **keys}
+    old = {OPENAI_OLD_URL: f"{url}/v1"} if environ.get(OPENAI_OLD_URL) else {}
+    return {OPENAI_URL: f"{url}/v1", ANTHROPIC_URL: url, GOOGLE_URL: url, **old, **keys}
 
 
 def without_proxy(environ: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from agl import semconv
 from agl.errors import UnreadableMessageError
 from agl.messages import Message, Reasoning, Text, ToolCall, ToolResult, google, read, write
 from agl.tracing.streamed_answers import ChatMessage, GoogleParts, MessageBlocks, ResponseItems, StreamedAnswer
-from agl.tracing.usage import usage_facts
+from agl.tracing.usage import reported_usage, usage_facts
 
 Json = Mapping[str, Any]
 _NUMBERS = {
@@ -279,15 +279,15 @@ class ResponseAccumulator:
 
     def facts(self, content: bool) -> dict[str, Any]:
         """Span attributes; with the messages if `content`."""
-        reasons = [choice.finish for choice in self._choices.values() if choice.finish]
+        choices = [choice for _, choice in sorted(self._choices.items())]
+        reasons = [choice.finish for choice in choices if choice.finish]
         facts: dict[str, Any] = {
             semconv.RESPONSE_ID: self.id,
             semconv.RESPONSE_MODEL: self.model,
             semconv.FINISH_REASONS: reasons or None,
             **usage_facts(self.usage),
         }
-        if content and self._choices:
-            choices = [choice for _, choice in sorted(self._choices.items())]
+        if content and choices:
             try:
                 messages = [choice.message() for choice in choices]
                 facts[semconv.OUTPUT_MESSAGES] = write.to_json(messages, [choice.finish or "" for choice in choices])
@@ -305,10 +305,10 @@ class ResponseAccumulator:
     def _head(self, body: Json) -> None:
         self.id = _str(body.get("id") or body.get("responseId")) or self.id
         self.model = _str(body.get("model") or body.get("modelVersion")) or self.model
-        usage = body.get("usage") or body.get("usageMetadata")
+        usage = reported_usage(body)
         if isinstance(usage, Mapping):
-            # A stream may report its numbers one by one.
-            self.usage = {**self.usage, **usage}
+            # A stream may report its numbers one by one, with nulls for the others.
+            self.usage = {**self.usage, **{name: value for name, value in usage.items() if value is not None}}
 
 
 Streamed = TypeVar("Streamed", bound=StreamedAnswer)

@@ -36,7 +36,7 @@ from agl.tracing import arrivals, background, context, http_hooks, websocket_hoo
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages, settings
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
-from agl.tracing.usage import usage_facts, usage_fields
+from agl.tracing.usage import reported_usage, usage_facts, usage_fields
 
 GENERATION_PATHS = {
     # The longest first: `/chat/completions` also ends in `/completions`.
@@ -425,7 +425,7 @@ class _Chunks:
         self.usage: dict[str, Any] = {}
 
     def take(self, chunk: Any) -> Any:
-        known = chunk if chunk.__class__ is dict else getattr(chunk, "__dict__", {})
+        known = usage_fields(chunk)
         # A chunk of Chat Completions has them; of Responses and Messages, what that is about.
         for name in ("response", "message"):
             if name in known:
@@ -435,10 +435,9 @@ class _Chunks:
             set_first_chunk(self.scope)
             if id := known.get("id") or known.get("responseId"):
                 self.scope.span.set_attribute(semconv.RESPONSE_ID, str(id))
-        for name in ("usage", "usageMetadata"):
-            if name in known and (usage := known[name]):
-                self.usage |= {name: value for name, value in usage_fields(usage).items() if value is not None}
-                self.scope.span.set_attributes(usage_facts(self.usage))
+        if usage := reported_usage(known):
+            self.usage |= {name: value for name, value in usage_fields(usage).items() if value is not None}
+            self.scope.span.set_attributes(usage_facts(self.usage))
         return chunk
 
     def __iter__(self) -> Self:

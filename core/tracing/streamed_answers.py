@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -110,9 +112,13 @@ def _begins_another(piece: Json, call: Json, *, again: bool) -> bool:
     """
     if piece.get("id") and call.get("id"):
         return piece["id"] != call["id"]
-    if not _function(piece).get("name"):
-        return False
+    more = _function(piece)
     function = _function(call)
+    if not more.get("name"):
+        return False
+    if more["name"] == function.get("name") and not again and ("custom" in call or more.get("arguments") == ""):
+        # The name repeated. Any beginning of a custom tool's text may look whole, and a last piece may be empty.
+        return False
     arguments = function.get("arguments", function.get("input"))
     if again or not isinstance(arguments, str):
         return bool(again or arguments)
@@ -213,7 +219,9 @@ class ResponseItems:
         return self.parts[key]
 
 
-_BLOCK_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+_BLOCK_DELTAS = {
+    "text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature", "compaction_delta": "content",
+}  # fmt: skip
 
 
 class MessageBlocks:
@@ -238,7 +246,7 @@ class MessageBlocks:
             block = self.blocks[index]
             block["citations"] = [*_list(block.get("citations")), delta.get("citation")]
         elif (field := _BLOCK_DELTAS.get(_str(kind))) is not None:
-            default = {"type": "thinking" if field == "signature" else field}
+            default = {"type": _str(kind).removesuffix("_delta").replace("signature", "thinking")}
             _append(self.blocks.setdefault(index, default), field, delta.get(field))
 
     def stop(self, index: int) -> None:
@@ -255,15 +263,23 @@ class MessageBlocks:
         return [{"role": "assistant", "content": content}]
 
 
+_STEPS = re.compile(r"\.([^.\[\]]+)|\[(\d{1,6})\]")
+"""A step of a JSON path: a name, or an index."""
+
+
 class GoogleParts:
     """A candidate's content of Google's API, from its chunks; an unstreamed answer is one chunk."""
 
     def __init__(self) -> None:
         self.parts: list[dict[str, Any]] = []
+        self.unfinished: dict[str, Any] | None = None
+        """The call whose arguments come in pieces (`streamFunctionCallArguments`)."""
 
     def add(self, content: Any) -> None:
         """Add a chunk's content. Neighbouring texts of one kind are one."""
         for part in google.message(content)["parts"]:
+            if self._continues(part):
+                continue
             kind, text = part.get("type"), part.get("content")
             last = self.parts[-1] if self.parts else {}
             if kind not in ("text", "reasoning"):
@@ -275,6 +291,41 @@ class GoogleParts:
 
     def items(self) -> list[Any]:
         return [{"role": "assistant", "parts": self.parts}]
+
+    def _continues(self, part: dict[str, Any]) -> bool:
+        """Whether a part is a piece of the call before it, which it is added to."""
+        if part.get("type") != "tool_call":
+            return False
+        pieces = _mappings(part.pop("partialArgs", None))
+        goes_on = part.pop("willContinue", None) is True
+        call = part if part.get("name") or self.unfinished is None else self.unfinished
+        for piece in pieces:
+            _set_piece(call["arguments"], piece)
+        self.unfinished = call if goes_on else None
+        return call is not part
+
+
+def _set_piece(arguments: dict[str, Any], piece: Json) -> None:
+    """Add a `PartialArg` to arguments: a value, or a piece of a text, at a JSON path such as `$.places[0].name`."""
+    values = (piece[name] for name in ("stringValue", "numberValue", "boolValue") if name in piece)
+    value = next(values, None)
+    steps: list[Any] = [name or int(index) for name, index in _STEPS.findall(_str(piece.get("jsonPath")))]
+    at: Any = arguments
+    for step, following in itertools.pairwise([*steps, None]):
+        place: Any = step
+        if isinstance(at, list) and isinstance(step, int):
+            place = min(step, len(at))
+            at += [None] * (place == len(at))
+        elif not (isinstance(at, dict) and isinstance(step, str)):
+            return
+        else:
+            at.setdefault(step, None)
+        known: Any = at[place]
+        if following is None:
+            at[place] = known + value if isinstance(known, str) and isinstance(value, str) else value
+        elif known is None:
+            at[place] = [] if isinstance(following, int) else {}
+        at = at[place]
 
 
 def _text_of(part: Any) -> tuple[str, str | None]:

@@ -14,7 +14,8 @@ from launching import chats, facts, holds, launch, trace
 
 from agl import semconv
 from agl.testing.provider import Provider, says, serve
-from agl.trainer.runners.recording_proxy import AZURE, client_variables, left_alone, provider_bases
+from agl.tracing.propagation import gateway_variables
+from agl.trainer.runners.recording_proxy import AZURE, OLD_OPENAI, client_variables, left_alone, provider_bases
 
 KEY, PACKAGE = "azure-key-0123456789", "openai@6.49.0"
 WITHOUT_AGL = ("env", "-u", "PYTHONPATH", "-u", "AGL_HANDOVER")
@@ -119,6 +120,46 @@ def test_each_provider_has_its_own_variable_and_no_other() -> None:
         assert client_variables({indication: "x"}, urls) == others
         assert indication in str(left_alone({indication: "x"}))
     assert left_alone({}) is None
+
+
+OLD_NAME = """
+import os
+from langchain_openai import ChatOpenAI
+from openai import OpenAI
+# Where LiteLLM sends a call of OpenAI's.
+base = os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
+client = OpenAI(base_url=base, max_retries=0)
+answer = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+print(answer.choices[0].message.content)
+print(ChatOpenAI(model="m", max_retries=0).invoke("hi").content)
+"""
+
+
+def test_clients_that_read_openai_api_base_keep_their_own_server(provider: Provider, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(OLD_NAME)
+    env = users(OPENAI_API_BASE=provider.url, OPENAI_API_KEY=KEY)
+    done = launch(tmp_path, env, "--", *WITHOUT_AGL, sys.executable, "program.py")
+    assert (done.returncode, done.stdout.split()) == (0, ["ok", "ok"]), done.stderr
+    assert [(seen.path, seen.headers["authorization"]) for seen in provider.seen] == [
+        ("/v1/chat/completions", f"Bearer {KEY}")
+    ] * 2
+    assert [chat["attributes"][semconv.PROVIDER_NAME] for chat in chats(trace(tmp_path))] == ["openai"] * 2
+    assert "agl: clients of OpenAI that do not read OPENAI_API_BASE are not recorded" in done.stderr
+
+
+def test_openai_api_base_is_set_only_where_it_was() -> None:
+    old = {"OPENAI_API_BASE": "http://old/v1"}
+    bases = provider_bases(old | {"OPENAI_BASE_URL": "http://mine/v1"})
+    assert (bases["openai"], bases[OLD_OPENAI]) == ("http://mine/v1", "http://old/v1")
+    assert OLD_OPENAI not in provider_bases({})
+    urls = {"openai": "o", OLD_OPENAI: "z"}
+    assert client_variables(old, urls) == {"OPENAI_API_BASE": "z"}
+    both = old | {"OPENAI_BASE_URL": "http://mine/v1"}
+    assert client_variables(both, urls) == {"OPENAI_API_BASE": "z", "OPENAI_BASE_URL": "o"}
+    assert left_alone(both) is None
+    policy = gateway_variables("http://gateway", "worker", "k", old)
+    assert policy["OPENAI_API_BASE"] == policy["OPENAI_BASE_URL"]
+    assert "OPENAI_API_BASE" not in gateway_variables("http://gateway", "worker", "k", {})
 
 
 @pytest.fixture(scope="module")

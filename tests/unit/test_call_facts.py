@@ -23,6 +23,7 @@ from agl.mdp.spans import Span
 from agl.messages import read
 from agl.testing.provider import Provider, Reply, serve
 from agl.tracing.context import RolloutContext
+from agl.tracing.provider_formats import ResponseAccumulator
 
 TEXTS: Any = [{"role": "user", "content": "hi"}]
 
@@ -270,3 +271,81 @@ def test_the_provider_s_numbers_of_tokens_count(provider: Provider) -> None:
     with LangChainTracer():
         attributes = recorded(lambda: asyncio.run(run())).attributes
     assert (attributes[semconv.INPUT_TOKENS], attributes[semconv.CACHE_READ_TOKENS]) == (7, 4)
+
+
+_COUNTED = {
+    "prompt_tokens": 7,
+    "completion_tokens": 3,
+    "total_tokens": 10,
+    "prompt_tokens_details": {"cached_tokens": 4},
+}
+
+
+def _chunks(last: dict[str, Any], *, finish: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """A stream of Chat Completions whose last chunk, and the choice in it, have further fields."""
+    head = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    text = {"index": 0, "delta": {"role": "assistant", "content": "yes"}, "finish_reason": None}
+    return (
+        {**head, "choices": [text]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop", **finish}], **last},
+    )
+
+
+@pytest.mark.parametrize("framework", [False, True], ids=["sdk", "langchain"])
+@pytest.mark.parametrize(
+    "events",
+    [
+        _chunks({"x_groq": {"id": "r", "usage": _COUNTED}}, finish={}),
+        _chunks({}, finish={"usage": _COUNTED}),
+        _chunks({"usage": _COUNTED}, finish={}),
+    ],
+    ids=["groq", "moonshot", "openai"],
+)
+def test_usage_is_found_where_servers_stream_it(
+    provider: Provider, events: tuple[dict[str, Any], ...], framework: bool
+) -> None:
+    from langchain_openai import ChatOpenAI
+
+    provider.script = lambda body: Reply(whole={}, events=events)
+
+    def run() -> None:
+        if framework:
+            [*ChatOpenAI(model="m", base_url=provider.url, api_key="k", stream_usage=False).stream("hi")]  # type: ignore[arg-type]
+        else:
+            ask("chat", provider, stream=True)
+
+    with LangChainTracer():
+        attributes = recorded(run).attributes
+    assert [attributes.get(name) for name in _USAGE] == [7, 3, 4]
+
+
+_USAGE = (semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS, semconv.CACHE_READ_TOKENS)
+
+
+def test_nulls_in_a_stream_s_last_usage_take_nothing_back(provider: Provider) -> None:
+    """What servers of Anthropic's API send that count the input at the beginning alone."""
+    began = {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 1}
+    message = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": None}
+    end = {"stop_reason": "end_turn", "stop_sequence": None}
+    provider.script = lambda body: Reply(
+        whole={},
+        events=(
+            {"type": "message_start", "message": {**message, "usage": began}},
+            {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+            {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "yes"}},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": end, "usage": dict.fromkeys(began) | {"output_tokens": 3}},
+            {"type": "message_stop"},
+        ),
+    )
+    chat = recorded(lambda: ask("messages", provider, stream=True))
+    assert [chat.attributes.get(name) for name in _USAGE] == [7, 3, 4]
+
+
+def test_finish_reasons_are_in_the_order_of_the_choices() -> None:
+    answer = ResponseAccumulator()
+    answer.event({"choices": [{"index": 1, "delta": {"content": "b"}, "finish_reason": "length"}]})
+    answer.event({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"}]})
+    facts = answer.facts(content=True)
+    assert facts[semconv.FINISH_REASONS] == ["stop", "length"]
+    assert [m["finish_reason"] for m in json.loads(facts[semconv.OUTPUT_MESSAGES])] == ["stop", "length"]

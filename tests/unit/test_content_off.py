@@ -13,7 +13,9 @@ import pytest
 from scripted import ScriptedRollouts
 
 import agl
+from agl import semconv, tracing
 from agl.errors import AglError, outlined
+from agl.mdp.selection import select
 
 SECRET = "patient 7"
 
@@ -134,3 +136,14 @@ def test_an_outline_has_the_places_and_types_of_the_causes() -> None:
     assert SECRET not in text
     assert [line for line in text.splitlines() if line and not line.startswith(" ")] == ["LookupError", "RuntimeError"]
     assert f'File "{__file__}"' in text
+
+
+def test_a_tool_s_description_is_left_out_as_its_definition_is() -> None:
+    described = {semconv.TOOL_DESCRIPTION: SECRET, semconv.AGENT_DESCRIPTION: SECRET, semconv.TOOL_NAME: "look_up"}
+    for content in (True, False):
+        rollout = tracing.RolloutContext("ro", 1, "nurse", select(None), capture_content=content)
+        with tracing.running(rollout), tracing.span(semconv.EXECUTE_TOOL, "look_up", attributes=described):
+            pass
+        [tool] = [span for span in rollout.spans if span.operation == semconv.EXECUTE_TOOL]
+        assert tool.attributes[semconv.TOOL_NAME] == "look_up"
+        assert (SECRET in str(tool)) is content

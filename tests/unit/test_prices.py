@@ -86,7 +86,38 @@ def _bills() -> Iterator[tuple[str, dict[str, Any], str, float]]:
         yield "google", body, "gemini-2.5-flash", dollars
 
 
-@pytest.mark.parametrize(("provider", "body", "model", "dollars"), list(_bills()))
+def _bills_of_kinds() -> Iterator[tuple[str, dict[str, Any], str, float]]:
+    """Likewise of answers with sound, pictures and searches. Dollars per million tokens: text, sound, pictures."""
+    usage: dict[str, Any] = {
+        "prompt_tokens": 1_000, "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 800},
+        "completion_tokens": 100, "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 70},
+    }  # fmt: skip
+    dollars = (200 * 2.50 + 800 * 32.00 + 30 * 10.00 + 70 * 64.00) / 1e6
+    yield "openai", {"model": "gpt-audio", "choices": [], "usage": usage}, "gpt-audio", dollars
+    usage = {
+        "promptTokenCount": 1_000, "candidatesTokenCount": 1_300,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 1_000}],
+        "candidatesTokensDetails": [{"modality": "IMAGE", "tokenCount": 1_290}, {"modality": "TEXT", "tokenCount": 10}],
+    }  # fmt: skip
+    model = "gemini-2.5-flash-image"
+    dollars = (1_000 * 0.30 + 10 * 2.50 + 1_290 * 30.00) / 1e6
+    yield "google", {"modelVersion": model, "candidates": [], "usageMetadata": usage}, model, dollars
+    for cached, of_sound in ((0, 0), (500, 300)):
+        usage = {
+            "promptTokenCount": 1_000, "cachedContentTokenCount": cached, "candidatesTokenCount": 10,
+            "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 800}, {"modality": "TEXT", "tokenCount": 200}],
+            "cacheTokensDetails": [{"modality": "AUDIO", "tokenCount": of_sound}],
+        }  # fmt: skip
+        text = (200 - (cached - of_sound)) * 0.30 + (cached - of_sound) * 0.03
+        dollars = (text + (800 - of_sound) * 1.00 + of_sound * 0.10 + 10 * 2.50) / 1e6
+        body = {"modelVersion": "gemini-2.5-flash", "candidates": [], "usageMetadata": usage}
+        yield "google", body, "gemini-2.5-flash", dollars
+    usage = {"input_tokens": 1_000, "output_tokens": 100, "server_tool_use": {"web_search_requests": 3}}
+    body = {"type": "message", "model": "claude-sonnet-4-5", "content": [], "usage": usage}
+    yield "anthropic", body, "claude-sonnet-4-5", (1_000 * 3.00 + 100 * 15.00) / 1e6 + 3 * 10.00 / 1_000
+
+
+@pytest.mark.parametrize(("provider", "body", "model", "dollars"), [*_bills(), *_bills_of_kinds()])
 def test_cached_input_and_reasoning_cost_what_they_cost(
     provider: str, body: dict[str, Any], model: str, dollars: float
 ) -> None:

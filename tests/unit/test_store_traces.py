@@ -179,6 +179,18 @@ def test_a_task_that_a_later_batch_has_is_taken(server: ServedStore, client: htt
     assert (rollout.task, rollout.status, len(spans)) == ({"input": "first"}, "succeeded", 3)
 
 
+def test_a_task_that_comes_after_the_root_is_taken(server: ServedStore, client: httpx.Client) -> None:
+    """Of two services that take part in a trace, the one with the root may send first."""
+    sent = json.dumps([{"role": "user", "content": "asked"}])
+    trace_id = "7" * 32
+    root = Span(trace_id, "1" * 16, None, "", 0, "POST /ask", 1.0, 9.0)
+    call = Span(trace_id, "2" * 16, "1" * 16, "", 0, "chat", 3.0, 4.0, attributes={"gen_ai.input.messages": sent})
+    for span, task in ((root, {"trace": "POST /ask"}), (call, {"input": "asked"})):
+        assert client.post("/v1/traces", json=otlp.encode([span])).json() == {}
+        rollout, _ = look(server, f"trace-{trace_id}")
+        assert (rollout.task, rollout.status) == (task, "succeeded")
+
+
 @pytest.mark.parametrize("first", ["children", "root", "together"])
 def test_a_trace_whose_root_names_its_rollout_is_that_rollout(
     first: str, server: ServedStore, client: httpx.Client

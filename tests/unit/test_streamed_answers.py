@@ -105,3 +105,56 @@ def test_a_stream_is_recorded_like_the_answer_that_it_streams(
         for cut in recorded(received(chunks[:n], "text/event-stream")):
             assert len(cut.parts) <= len(answer.parts)
             assert all(map(begins, cut.parts, answer.parts)), (cut.parts, answer.parts)
+
+
+@pytest.mark.parametrize(
+    ("field", "pieces"),
+    [
+        ("arguments", ["", "{}", ""]),
+        ("arguments", ['{"a": 1', "}", ""]),
+        ("input", ["", "0", "1"]),
+        ("input", ["{}", "x"]),
+    ],
+)
+def test_a_name_that_is_repeated_begins_no_other_call(field: str, pieces: list[str]) -> None:
+    function = "custom" if field == "input" else "function"
+    deltas: list[dict[str, Any]] = [{"index": 0, function: {"name": "add", field: piece}} for piece in pieces]
+    deltas[0]["id"] = "call_0"
+    answer = received([{"choices": [{"index": 0, "delta": {"tool_calls": [d]}}]} for d in deltas], "text/event-stream")
+    [message] = recorded(answer)
+    [call] = message.tool_calls
+    assert (call.id, call.name) == ("call_0", "add")
+    assert call.arguments in ("".join(pieces), json.loads("".join(pieces)) if field == "arguments" else None)
+
+
+def test_arguments_of_a_call_of_gemini_that_come_in_pieces() -> None:
+    def chunk(**call: Any) -> dict[str, Any]:
+        return {"candidates": [{"content": {"role": "model", "parts": [{"functionCall": call}]}}]}
+
+    def piece(path: str, **value: Any) -> dict[str, Any]:
+        return chunk(partialArgs=[{"jsonPath": path, **value}], willContinue=True)
+
+    chunks = [
+        chunk(name="book", id="1", willContinue=True),
+        piece("$.city", stringValue="Ber", willContinue=True),
+        piece("$.city", stringValue="lin"),
+        piece("$.guests[0].age", numberValue=7),
+        piece("$.guests[1].age", numberValue=8),
+        piece("$.late", boolValue=True),
+        chunk(),
+        chunk(name="now", id="2", args={"zone": "UTC"}),
+    ]
+    [message] = recorded(received(chunks, "text/event-stream"))
+    booked = {"city": "Berlin", "guests": [{"age": 7}, {"age": 8}], "late": True}
+    assert message.tool_calls == (ToolCall("1", "book", booked), ToolCall("2", "now", {"zone": "UTC"}))
+
+
+def test_a_compaction_that_is_streamed_has_its_text() -> None:
+    block = {"type": "compaction", "content": None}
+    chunks = [
+        {"type": "content_block_start", "index": 0, "content_block": block},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "compaction_delta", "content": "so far"}},
+        {"type": "content_block_stop", "index": 0},
+    ]
+    [message] = recorded(received(chunks, "text/event-stream"))
+    assert message.parts == (Other({"type": "compaction", "content": "so far"}),)

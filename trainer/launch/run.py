@@ -123,7 +123,7 @@ class CommandRollout:
         """The command's environment: that of this process without agl's keys, with the attempt's addresses and keys."""
         routed = self.options.routed
         if routed and self.selection.policy_for(self.agent) is not None:
-            replacing = propagation.gateway_variables(self.access.url, self.agent, self.context.key)
+            replacing = propagation.gateway_variables(self.access.url, self.agent, self.context.key, os.environ)
         else:
             urls = self.proxy.provider_urls(self.gateway.base_url, self.agent)
             replacing = client_variables(os.environ, urls)

@@ -22,8 +22,14 @@ _TOKENS = {
     "cache_write_tokens": semconv.CACHE_CREATION_TOKENS,
     "cache_write_1h_tokens": semconv.HOUR_CACHE_TOKENS,
     "output_reasoning_tokens": semconv.REASONING_TOKENS,
+    "input_audio_tokens": semconv.AUDIO_INPUT_TOKENS,
+    "cache_audio_read_tokens": semconv.AUDIO_CACHE_READ_TOKENS,
+    "output_audio_tokens": semconv.AUDIO_OUTPUT_TOKENS,
+    "output_image_tokens": semconv.IMAGE_OUTPUT_TOKENS,
+    "web_searches": semconv.WEB_SEARCHES,
 }
-"""What `genai-prices` calls the numbers of tokens. Cached ones are part of the input, reasoning is of the output."""
+"""What `genai-prices` calls the numbers of tokens and of searches. Cached ones are part of the input, reasoning is of
+the output, and sound and pictures are of either."""
 
 
 def cost(span: Span) -> float | None:
@@ -37,6 +43,9 @@ def cost(span: Span) -> float | None:
     a = span.attributes
     calculate = _calculator()
     tokens = {of: a[name] for of, name in _TOKENS.items() if a.get(name) is not None}
+    if "input_audio_tokens" in tokens and "cache_read_tokens" in tokens:
+        # Without a number of them, the package would know no price.
+        tokens.setdefault("cache_audio_read_tokens", 0)
     model = str(a.get(semconv.RESPONSE_MODEL) or a.get(semconv.REQUEST_MODEL) or "")
     counted = {"input_tokens", "output_tokens"} <= tokens.keys()
     known = model and counted and all(isinstance(n, int) and n >= 0 for n in tokens.values())

@@ -177,7 +177,7 @@ def _environment(name: str, task: Any, env: Variables) -> dict[str, str]:
     environment |= propagation.attempt_variables(rollout.rollout_id, rollout.attempt, task)
     if rollout.gateway_url is not None and rollout.selection.policy_for(name) is not None:
         url = f"{rollout.gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}"
-        environment |= propagation.gateway_variables(url, name, rollout.key)
+        environment |= propagation.gateway_variables(url, name, rollout.key, environment)
         environment |= propagation.without_proxy(environment)
     elif rollout.recorder is not None:
         environment |= rollout.recorder(name, environment)

@@ -54,10 +54,20 @@ URLS = {"openai": propagation.OPENAI_URL, "anthropic": propagation.ANTHROPIC_URL
 """The environment variables that name them."""
 AZURE = "azure"
 """The provider of Azure's OpenAI clients. It has no URL but the user's own endpoint."""
-_MOUNTS = {AZURE: "azure-endpoint", "openai": "openai/v1", "anthropic": "anthropic", "google": "google"}
+OLD_OPENAI = "openai-api-base"
+"""The provider of clients that read OPENAI_API_BASE. It has no URL but the user's own."""
+_USERS = {AZURE: propagation.AZURE_URL, OLD_OPENAI: propagation.OPENAI_OLD_URL}
+"""Providers that have no URL but the user's own -> the environment variables that name it."""
+_MOUNTS = {
+    AZURE: "azure-endpoint",
+    OLD_OPENAI: "api-base/v1",
+    "openai": "openai/v1",
+    "anthropic": "anthropic",
+    "google": "google",
+}
 """Provider -> what follows the agent's name in the URLs of its calls."""
-_CALLS = GENERATION_PATHS | {AZURE: GENERATION_PATHS["openai"]}
-_OTEL_NAMES = {AZURE: "azure.ai.openai"}
+_CALLS = GENERATION_PATHS | {name: GENERATION_PATHS["openai"] for name in _USERS}
+_OTEL_NAMES = {AZURE: "azure.ai.openai", OLD_OPENAI: "openai"}
 """Provider -> its `gen_ai.provider.name`, where that is another."""
 
 _ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:int}"
@@ -91,19 +101,18 @@ class SpanStore(Protocol):
 def provider_bases(environment: Mapping[str, str]) -> dict[str, str]:
     """Provider -> the base URL that a program with these variables uses."""
     bases = {name: environment.get(URLS[name]) or base for name, base in PROVIDERS.items()}
-    endpoint = environment.get(propagation.AZURE_URL)
-    return {**bases, AZURE: endpoint} if endpoint else bases
+    return bases | {name: url for name, variable in _USERS.items() if (url := environment.get(variable))}
 
 
 def client_variables(environment: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, str]:
     """The variables that point the clients of a program with this environment at `urls` (`provider_urls`).
 
     OpenAI's Azure client for JavaScript reads OPENAI_BASE_URL, too: it raises if it also has an endpoint, and sends
-    Azure's key there if it has none. Where `left_alone`, that variable is not set.
+    Azure's key there if it has none. LiteLLM prefers it to OPENAI_API_BASE, and would send the key of that server to
+    OpenAI. Where `left_alone`, that variable is not set.
     """
-    variables = {URLS[name]: url for name, url in urls.items() if name in URLS}
-    if AZURE in urls:
-        variables[propagation.AZURE_URL] = urls[AZURE]
+    names = URLS | _USERS
+    variables = {names[name]: url for name, url in urls.items() if name in names}
     if left_alone(environment) is not None:
         del variables[propagation.OPENAI_URL]
     return variables
@@ -112,7 +121,14 @@ def client_variables(environment: Mapping[str, str], urls: Mapping[str, str]) ->
 def left_alone(environment: Mapping[str, str]) -> str | None:
     """Which clients of a program with this environment are not redirected, in a sentence; None if all are."""
     azure = sorted(n for n in environment if n.startswith("AZURE_OPENAI_") or n == "OPENAI_API_VERSION")
-    if not azure or environment.get(propagation.OPENAI_URL):
+    if environment.get(propagation.OPENAI_URL):
+        return None
+    if not azure and environment.get(propagation.OPENAI_OLD_URL):
+        return (
+            f"clients of OpenAI that do not read {propagation.OPENAI_OLD_URL} are not recorded: some read "
+            f"{propagation.OPENAI_URL} in its place, so that was not set; set it to the address that they use"
+        )
+    if not azure:
         return None
     which = "clients of OpenAI itself"
     if not environment.get(propagation.AZURE_URL):

@@ -95,7 +95,8 @@ class Session:
         environment = rollout.environment()
         # Its calls are recorded as they pass; tracing within a program in Python would not know its agents.
         environment.pop(propagation.VARIABLE)
-        for name in ("PYTHONPATH", *URLS.values(), propagation.AZURE_URL, *_KEYS):
+        users = (propagation.AZURE_URL, propagation.OPENAI_OLD_URL)
+        for name in ("PYTHONPATH", *URLS.values(), *users, *_KEYS):
             environment.pop(name, None)
             if name in os.environ:
                 environment[name] = os.environ[name]

@@ -143,7 +143,10 @@ class Traces:
             for trace_id, (rollout_id, attempt) in attempts_of.items():
                 await self._take_over(f"trace-{trace_id}", rollout_id, attempt)
         for trace_id, spans in traces.items():
-            for root in (span for span in spans if span.parent_id is None):
+            roots = [span for span in spans if span.parent_id is None]
+            if roots or _asked(spans) is not None:
+                await self._set_task(f"trace-{trace_id}", ends=bool(roots))
+            for root in roots:
                 await self._end_trace(f"trace-{trace_id}", root)
         return rejected
 
@@ -186,12 +189,16 @@ class Traces:
             if await self._store.dequeue_rollout("otlp", run_id=rollout_id) is not None:
                 await self._store.update_attempt(rollout_id, 1, "running")
 
-    async def _end_trace(self, rollout_id: str, root: Span) -> None:
+    async def _set_task(self, rollout_id: str, *, ends: bool) -> None:
+        """Set a trace's task by all of its spans that have come: where it `ends`, or has none but its root's name."""
         rollout = await self._store.get_rollout(rollout_id)
-        # Of the spans that came before, none need have been the first.
+        if not ends and "trace" not in rollout.task:
+            return
         task = _task(await self._store.query_spans(rollout_id))
         if task != rollout.task:
             await self._store.update_rollout(rollout_id, {"task": task})
+
+    async def _end_trace(self, rollout_id: str, root: Span) -> None:
         (attempt, *_) = await self._store.query_attempts(rollout_id)
         if attempt.status not in ATTEMPT_TERMINAL:
             status = "failed" if root.status == "error" else "succeeded"
@@ -200,13 +207,20 @@ class Traces:
 
 def _task(spans: Sequence[Span]) -> dict[str, str]:
     """A trace's task: what its root was asked, or else the first call; the root's name if neither is recorded."""
+    asked = _asked(spans)
+    root = next((s for s in spans if s.parent_id is None), spans[0])
+    return {"trace": root.name} if asked is None else {"input": asked}
+
+
+def _asked(spans: Sequence[Span]) -> str | None:
+    """What a trace's root was asked, or else the first call; None if neither is recorded."""
     root = next((s for s in spans if s.parent_id is None), None)
     for span in [*([] if root is None else [root]), *sorted(spans, key=lambda s: s.start)]:
         with contextlib.suppress(UnreadableMessageError):
             for message in read.sent(span):
                 if message.role == "user" and message.text:
-                    return {"input": message.text}
-    return {"trace": (root or spans[0]).name}
+                    return message.text
+    return None
 
 
 _Received = tuple[dict[str, Any], "Span | ValueError"]
