@@ -246,5 +246,5 @@ def _parsed(raw: Any) -> Any:
             return done.value
         parsed.close()
     except Exception:
-        arrivals.left(scope)
+        pass
     return None
