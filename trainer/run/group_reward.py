@@ -17,6 +17,7 @@ from agl.rewards.arguments import GROUP_REWARD, Arguments
 from agl.rewards.emit import as_rewards
 from agl.rewards.function import GroupReward, is_group_reward
 from agl.rewards.trace import Trace
+from agl.tracing import main_thread
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Records
 
@@ -77,7 +78,13 @@ async def score_group(store: Records, reward: GroupReward, results: Sequence[Rol
     where = {"step": None if first.step is None else first.step + 1, "group": first.group}
     try:
         positional, named = Arguments.of(reward.score, GROUP_REWARD).bind({"task": first.task, "traces": traces})
-        scores = await reward.score(*positional, **named)
+        with main_thread.watched_outside():
+            try:
+                scores = await reward.score(*positional, **named)
+                main_thread.require_none_refused(f"group_reward={reward.label}", **where)
+            except Exception as error:
+                main_thread.require_none_refused(f"group_reward={reward.label}", error, **where)
+                raise
         if len(scores) != len(traces):
             raise RewardError(f"{reward.label} gave {len(scores)} scores for {len(traces)} rollouts")
         scored = [as_rewards(score, source=SOURCE) for score in scores]
