@@ -282,6 +282,20 @@ MUTATIONS = (
         unit("main_thread", "test_a_threads_loop_is_closed_with_it_and_outside_a_rollout_there_is_none"),
     ),
     Mutation(
+        "a future loses a StopIteration, and its waiter waits",
+        "core/errors.py",
+        "if not isinstance(error, StopIteration):",
+        "if True:",
+        unit("failures", "test_whatever_user_code_raises_ends_its_own_attempt"),
+    ),
+    Mutation(
+        "sys.exit of user code ends its event loop",
+        "core/errors.py",
+        "elif threading.current_thread() is threading.main_thread() or _task_is_cancelled():",
+        "else:",
+        unit("failures", "test_whatever_user_code_raises_ends_its_own_attempt"),
+    ),
+    Mutation(
         "durations by the wall clock",
         "core/tracing/open_span.py",
         "self._epoch + time.monotonic_ns()",

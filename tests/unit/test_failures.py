@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from running import say
 
 import agl
-from agl.errors import RewardError, RolloutError, UserCodeError
+from agl.errors import CallbackError, RewardError, RolloutError, UserCodeError
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.types import Trajectory
 from agl.rewards.function import RewardCaller
@@ -187,3 +189,80 @@ def test_a_run_learns_nothing_from_what_a_fault_has_left(
     assert "one place in your code" in str(raised.value)
     assert "raise KeyError(task" in str(raised.value)
     assert "attempts failed, in" in " ".join(capsys.readouterr().err.split())
+
+
+class NoException(BaseException):
+    """Such as what `pytest.fail` raises."""
+
+
+def ends(task: str) -> None:
+    """Raise what no future holds, or what ends an event loop, for some tasks."""
+    if task == "next":
+        next(iter([]))
+    if task == "exit":
+        sys.exit(3)
+    if task == "cancelled":
+        raise asyncio.CancelledError
+    if task == "no exception":
+        raise NoException
+
+
+def whole(task: str) -> str:
+    return task
+
+
+async def whole_async(task: str) -> str:
+    return task
+
+
+def ending(task: str) -> str:
+    ends(task)
+    return task
+
+
+async def ending_async(task: str) -> str:
+    ends(task)
+    return task
+
+
+def one(task: str, output: str) -> float:
+    return 1.0
+
+
+def reward_ending(task: str, output: str) -> float:
+    ends(task)
+    return 1.0
+
+
+async def reward_ending_async(task: str, output: str) -> float:
+    ends(task)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "reward", "kind"),
+    [
+        (ending, one, "agent"),
+        (ending_async, one, "agent"),
+        (whole, reward_ending, "reward"),
+        (whole_async, reward_ending, "reward"),
+        (whole_async, reward_ending_async, "reward"),
+    ],
+)
+def test_whatever_user_code_raises_ends_its_own_attempt(agent: Any, reward: Any, kind: str, tmp_path: Path) -> None:
+    """It neither waits for the limit of time nor ends the loop, the other rollouts or the program."""
+    tasks = [*"abcdefghijklm", "next", "exit", "cancelled", "no exception"]
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, max_attempts=1, timeout=30, progress=False)
+    [entry] = trainer.fit(agl.wrap(agent, reward, name="solver"), tasks).history
+    assert (entry["train/failed_attempts"], entry[f"train/failed_attempts/{kind}"]) == (4, 4)
+    assert entry["train/reward"] == 1.0
+
+
+def test_a_callback_that_finds_nothing_ends_its_run(tmp_path: Path) -> None:
+    class Finds(agl.Callback):
+        def on_step(self, run: Any, entry: Any) -> None:
+            next(iter([]))
+
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, callbacks=[Finds()], progress=False)
+    with pytest.raises(CallbackError, match="StopIteration"):
+        trainer.fit(agl.wrap(whole, one, name="solver"), ["a"])
