@@ -296,6 +296,13 @@ MUTATIONS = (
         unit("failures", "test_whatever_user_code_raises_ends_its_own_attempt"),
     ),
     Mutation(
+        "an empty body of a tool server is the policy's empty answer",
+        "core/mdp/evidence.py",
+        "    if calls and not any(isinstance(text, str) and text.strip() for text in texts):\n        texts = []\n",
+        "",
+        unit("policy_faults", "test_an_empty_text_is_an_answer_only_where_there_is_no_other"),
+    ),
+    Mutation(
         "durations by the wall clock",
         "core/tracing/open_span.py",
         "self._epoch + time.monotonic_ns()",
