@@ -10,6 +10,9 @@ import traceback
 from collections.abc import Iterable
 from types import TracebackType
 
+_SHOWN_MEMBERS = 3
+"""Of a group of exceptions."""
+
 
 class AglError(Exception):
     """Base class. `hint` says what to do next; it is part of the message.
@@ -104,7 +107,8 @@ class MainThreadError(RolloutError):
 
 
 class UserCodeError(RolloutError):
-    """One fault of the user's code ended so many attempts of a step that the others would be a selection."""
+    """One fault of the user's code ended so many attempts of a step that the others would be a selection, or it left a
+    group without the rewards that compare its rollouts."""
 
 
 class PolicyFault(Exception):
@@ -176,13 +180,19 @@ class HubError(AglError):
 
 
 def described(error: BaseException, *, content: bool = True) -> str:
-    """`Type: message`; the type alone without `content`, and of an exception whose message cannot be had."""
+    """`Type: message`; the type alone without `content`, and of an exception whose message cannot be had.
+
+    A group's own message says only how many there are, so the first few of its members follow.
+    """
     if not content:
         return type(error).__qualname__
     try:
-        return f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
     except Exception:
         return type(error).__name__
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{text}: {'; '.join(described(member) for member in error.exceptions[:_SHOWN_MEMBERS])}"
+    return text
 
 
 class AsException(contextlib.AbstractContextManager[None]):

@@ -303,6 +303,20 @@ MUTATIONS = (
         unit("policy_faults", "test_an_empty_text_is_an_answer_only_where_there_is_no_other"),
     ),
     Mutation(
+        "groups of exceptions are alike whatever is in them",
+        "core/errors.py",
+        "if isinstance(error, BaseExceptionGroup):",
+        "if False:",
+        unit("failures", "test_a_group_of_exceptions_is_told_by_its_members"),
+    ),
+    Mutation(
+        "a group reward's exception does not say whose it is",
+        "trainer/run/group_reward.py",
+        "                if isinstance(error, AglError):\n                    raise\n",
+        "                raise\n",
+        unit("failures", "test_a_group_reward_that_raises_is_named_with_its_group"),
+    ),
+    Mutation(
         "durations by the wall clock",
         "core/tracing/open_span.py",
         "self._epoch + time.monotonic_ns()",

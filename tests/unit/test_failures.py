@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from agl.mdp.types import Trajectory
 from agl.rewards.function import RewardCaller
 from agl.trainer.run.failures import failure_counts, failures_line, require_sound
 from agl.trainer.runners.protocol import Failure, RolloutResult
+from agl.trainer.runners.repeats import raised_at
 from agl.trainer.store.types import Rollout, RolloutConfig, new_rollout_id
 
 PLACE = "agent.py:12"
@@ -266,3 +268,39 @@ def test_a_callback_that_finds_nothing_ends_its_run(tmp_path: Path) -> None:
     trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, callbacks=[Finds()], progress=False)
     with pytest.raises(CallbackError, match="StopIteration"):
         trainer.fit(agl.wrap(whole, one, name="solver"), ["a"])
+
+
+class Comparing:
+    label = "comparing"
+
+    async def score(self, task: str, traces: Any) -> list[float]:
+        ends(task)
+        return [{"a": 1.0}[task] for _ in traces]
+
+
+@pytest.mark.parametrize(
+    ("task", "raised"), [("b", "KeyError: 'b'"), ("next", "RuntimeError: .*StopIteration"), ("exit", "SystemExit: 3")]
+)
+def test_a_group_reward_that_raises_is_named_with_its_group(task: str, raised: str, tmp_path: Path) -> None:
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, group_reward=Comparing(), progress=False)
+    with pytest.raises(UserCodeError, match=rf"group_reward=comparing raised .*{raised}.*step=1, group=") as error:
+        trainer.fit(agl.wrap(whole, one, name="solver"), ["a", task])
+    assert "resume=True" in str(error.value)
+
+
+def test_a_group_of_exceptions_is_told_by_its_members(tmp_path: Path) -> None:
+    """Python's own message says only how many there are, which is the same for different faults."""
+
+    async def agent(task: str) -> str:
+        async def tool() -> None:
+            raise LookupError(f"no {task}")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(tool())
+        return task
+
+    with pytest.raises(RolloutError, match=r"\(1 sub-exception\): LookupError: no a"):
+        agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False).fit(agl.wrap(agent, one, name="solver"), ["a"])
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(agent("a"))
+    assert raised_at(raised.value) == f"{__file__}:{inspect.getsourcelines(agent)[1] + 2}"
