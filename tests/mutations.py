@@ -317,6 +317,20 @@ MUTATIONS = (
         unit("failures", "test_a_group_reward_that_raises_is_named_with_its_group"),
     ),
     Mutation(
+        "a file name of the policy's is the grader's mistake",
+        "core/rewards/files.py",
+        "except (OSError, ValueError):",
+        "except OSError:",
+        unit("read_text", "test_a_name_that_a_policy_made_up_is_the_default"),
+    ),
+    Mutation(
+        "a byte order mark is a part of the text",
+        "core/rewards/files.py",
+        '"utf-8-sig"',
+        '"utf-8"',
+        unit("read_text", "test_editors_of_other_systems_change_nothing"),
+    ),
+    Mutation(
         "durations by the wall clock",
         "core/tracing/open_span.py",
         "self._epoch + time.monotonic_ns()",
