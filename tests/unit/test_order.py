@@ -25,6 +25,7 @@ from agl.mdp.types import Call, float_array, int_array
 from agl.rewards import Trace
 from agl.trainer.report.labels import label
 from agl.trainer.store import open_store
+from agl.trainer.store.http.otlp import _task
 from agl.trainer.store.types import NewRollout
 
 HOUR = 3600.0
@@ -206,6 +207,19 @@ def test_spans_without_a_number_come_after_their_parent() -> None:
     assert [s.span_id for s in in_order(spans)] == ["lost", "root", "early", "outer", "inner", "late"]
     circle = [span("a", None, parent="b"), span("b", None, parent="a")]
     assert [s.span_id for s in in_order(circle)] == ["a", "b"]
+
+
+def test_a_received_traces_task_is_what_was_asked_first() -> None:
+    def asked(text: str) -> Any:
+        message = {"role": "user", "parts": [{"type": "text", "content": text}]}
+        return {semconv.INPUT_MESSAGES: json.dumps([message])}
+
+    spans = [
+        span("root", 10, 900.0, parent=None, **{semconv.OPERATION_NAME: semconv.INVOKE_AGENT}),
+        span("second", 30, 100.0, **asked("second")),
+        span("first", 20, 901.0, **asked("first")),
+    ]
+    assert _task(spans) == {"input": "first"}
 
 
 def test_numbers_grow_across_processes_and_forks_of_a_machine() -> None:

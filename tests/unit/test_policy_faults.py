@@ -232,10 +232,9 @@ def test_an_empty_text_is_an_answer_only_where_there_is_no_other(
     content: Any, arguments: str | None, is_the_policys: bool
 ) -> None:
     """A tool server that sent nothing is no fault of the call that asked it."""
-    try:
+    with pytest.raises(json.JSONDecodeError) as raised:
         json.loads("")
-    except ValueError as error:
-        inputs = unreadable_inputs([error])
+    inputs = unreadable_inputs([raised.value])
     calls = [] if arguments is None else [{"id": "t", "function": {"name": "look", "arguments": arguments}}]
     assert is_answer(inputs, answer_texts({"content": content, "tool_calls": calls})) is is_the_policys
 
