@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import sys
+import threading
 import traceback
 from collections.abc import Iterable
+from types import TracebackType
+
+_SHOWN_MEMBERS = 3
+"""Of a group of exceptions."""
 
 
 class AglError(Exception):
@@ -100,7 +107,8 @@ class MainThreadError(RolloutError):
 
 
 class UserCodeError(RolloutError):
-    """One fault of the user's code ended so many attempts of a step that the others would be a selection."""
+    """One fault of the user's code ended so many attempts of a step that the others would be a selection, or it left a
+    group without the rewards that compare its rollouts."""
 
 
 class PolicyFault(Exception):
@@ -172,13 +180,48 @@ class HubError(AglError):
 
 
 def described(error: BaseException, *, content: bool = True) -> str:
-    """`Type: message`; the type alone without `content`, and of an exception whose message cannot be had."""
+    """`Type: message`; the type alone without `content`, and of an exception whose message cannot be had.
+
+    A group's own message says only how many there are, so the first few of its members follow.
+    """
     if not content:
         return type(error).__qualname__
     try:
-        return f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"
     except Exception:
         return type(error).__name__
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{text}: {'; '.join(described(member) for member in error.exceptions[:_SHOWN_MEMBERS])}"
+    return text
+
+
+class AsException(contextlib.AbstractContextManager[None]):
+    """What user code raises in the block leaves it as an `Exception` that a future can hold.
+
+    A `StopIteration` (`next` of an empty iterator) is lost in a future, whose waiter then waits for ever. A
+    `SystemExit`, or whatever else is no `Exception`, would end the event loop that runs other rollouts. They become the
+    cause of a `RuntimeError`. A task's cancellation, a coroutine's end, and what interrupts a main thread stay.
+    """
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is None or isinstance(error, GeneratorExit):
+            return
+        if isinstance(error, Exception):
+            if not isinstance(error, StopIteration):
+                return
+        elif threading.current_thread() is threading.main_thread() or _task_is_cancelled():
+            return
+        raise RuntimeError(f"user code raised {described(error)}").with_traceback(tb) from error
+
+
+def _task_is_cancelled() -> bool:
+    asyncio = sys.modules.get("asyncio")  # a third of the core's time to import
+    if asyncio is None:
+        return False
+    with contextlib.suppress(RuntimeError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return False
 
 
 def outlined(error: BaseException) -> str:

@@ -18,6 +18,9 @@ def copied() -> contextvars.Context:
     # The variable of `decimal` holds an object that programs change in place.
     if (decimal := sys.modules.get("decimal")) is not None:
         context.run(lambda: decimal.setcontext(decimal.getcontext().copy()))
+    # anyio notes in a variable which event loop runs here. There it is another one, or none.
+    if (sniffio := sys.modules.get("sniffio")) is not None:
+        context.run(sniffio.current_async_library_cvar.set, None)
     return context
 
 

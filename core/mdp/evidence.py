@@ -54,11 +54,16 @@ def _canonical(value: Any) -> str:
 
 
 def answer_texts(answer: Mapping[str, Any]) -> list[str]:
-    """The texts of an assistant's message: its content, then the arguments of its tool calls; none if not recorded."""
+    """The texts of an assistant's message: its content, then the arguments of its tool calls; none if not recorded.
+
+    Before tool calls, an empty content says nothing: it is no answer that somebody could not read.
+    """
     content = answer.get("content")
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     calls = [call for call in answer.get("tool_calls") or () if isinstance(call, dict)]
+    if calls and not any(isinstance(text, str) and text.strip() for text in texts):
+        texts = []
     arguments = [(call.get("function") or call).get("arguments") for call in calls]
     return [text if isinstance(text, str) else json.dumps(text) for text in (*texts, *arguments) if text is not None]
 

@@ -2,11 +2,14 @@
 
 A number is a reading of the system-wide monotonic clock, which nobody can set, made to grow with each: so the spans of
 several processes of one machine are in one order. A span without a number (of another tracing SDK, or made of a
-record) comes after its nearest ancestor that has one, and among such spans by its start: its sender says no more.
+record) comes after its nearest ancestor that has one, and else by its start, kept within that ancestor's: its sender
+says no more.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -39,11 +42,24 @@ def in_order(spans: Iterable[Span]) -> list[Span]:
     listed = list(spans)
     by_id = {span.span_id: span for span in listed}
 
+    numbered = sorted((s for s in listed if s.sequence is not None), key=lambda s: (s.sequence, s.span_id))
+    places = {span.span_id: place for place, span in enumerate(numbered)}
+    # Of the spans up to each, the latest start: the clock may have been set back.
+    latest = list(itertools.accumulate((span.start for span in numbered), max))
+
     def place(span: Span) -> tuple[int, int, float, str]:
         ancestor, depth = span, 0
         while ancestor.sequence is None and ancestor.parent_id in by_id and depth < len(by_id):
             ancestor, depth = by_id[ancestor.parent_id], depth + 1
-        return ancestor.sequence or 0, int(span.sequence is None), span.start, span.span_id
+        if ancestor is span and span.sequence is not None:
+            return places[span.span_id], 0, span.start, span.span_id
+        start = span.start
+        after = -1
+        if ancestor.sequence is not None:
+            # Its sender's clock may be wrong.
+            start = min(max(start, ancestor.start), ancestor.end)
+            after = places[ancestor.span_id]
+        return max(after, bisect.bisect_left(latest, start) - 1), 1, span.start, span.span_id
 
     return sorted(listed, key=place)
 

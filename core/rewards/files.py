@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from pathlib import Path, PurePath
@@ -24,32 +25,33 @@ def read_text(
     followed, wherever they lead; pipes are not waited for. Needs a POSIX system.
 
     Args:
-        path: of the file; where it is not directly in the folder, give `folder`, too.
-        default: the result if there is no regular file of at most `max_bytes` that can be read.
+        path: of the file; where it is not directly in the folder, or a policy named it, give `folder`, too.
+        default: the result if there is no regular file of at most `max_bytes` in the folder that can be read.
         folder: that was given to the policy; below it nothing is trusted. None: the folder that `path` names.
         max_bytes: of the file.
 
     Returns:
-        The text, read as UTF-8; bytes that are not become U+FFFD.
+        The text, read as UTF-8 with or without a byte order mark, with a newline at the end of each line, whatever ends
+        it there. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
         OSError: there is no such folder, which is a mistake of the grader's.
-        ValueError: `path` does not lie in `folder`.
     """
     given = Path(path)
     root = given.parent if folder is None else Path(folder)
-    inside = given.relative_to(root) if given.is_absolute() or folder is None else PurePath(given)
-    *folders, name = inside.parts or ("",)
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        inside = given.relative_to(root) if given.is_absolute() or folder is None else PurePath(given)
+        *folders, name = inside.parts or ("",)
         if ".." in inside.parts:
-            raise ValueError(f"{str(path)!r} does not lie in {str(root)!r}")
+            return default
         for part in folders:
             below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
             os.close(directory)
             directory = below
         return _read(name, directory, default, max_bytes)
-    except OSError:
+    except (OSError, ValueError):
+        # ValueError: a path that lies elsewhere, or that is no file's name.
         return default
     finally:
         os.close(directory)
@@ -62,4 +64,6 @@ def _read(name: str, directory: int, default: str, max_bytes: int) -> str:
             return default
         # Its size may change meanwhile, and some files have none.
         content = opened.read(max_bytes + 1)
-    return default if len(content) > max_bytes else content.decode("utf-8", errors="replace")
+    if len(content) > max_bytes:
+        return default
+    return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace").read()

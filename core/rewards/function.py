@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from agl.errors import AglError, ConfigError
+from agl.errors import AglError, AsException, ConfigError
 from agl.rewards.arguments import Arguments, name_of
 from agl.rewards.trace import Trace
 from agl.tracing import main_thread
@@ -73,14 +73,14 @@ class RewardCaller:
     def __call__(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The function's result."""
         positional, named = self._arguments.bind({"task": task, "output": output}, trace)
-        with self._named():
+        with self._named(), AsException():
             return self.reward(*positional, **named)
 
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The same, awaited if the function is async. A sync one runs in a thread, where it may call `asyncio.run`."""
         positional, named = self._arguments.bind({"task": task, "output": output}, trace)
         call = functools.partial(self._awaitable or self.reward, *positional, **named)
-        with self._named():
+        with self._named(), AsException():
             value = call() if self._awaitable is not None or self.is_async else await in_thread(call)
             return await value if inspect.isawaitable(value) else value
 

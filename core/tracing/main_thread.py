@@ -3,6 +3,7 @@
 A limit set by a signal cannot be set there: Python refuses the handler. A reward that takes every exception for a wrong
 answer would then score each answer 0. So a refusal inside a rollout is noted where it happens, and whoever runs the
 code asks for it afterwards (`require_none_refused`). math-verify's limits work: there they are kept without a signal.
+So does `asyncio.get_event_loop()`, which makes a loop in a main thread alone: a rollout's thread gets one, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import sys
 import sysconfig
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from agl.errors import MainThreadError
@@ -28,6 +31,8 @@ _MATH_VERIFY = ("math_verify.utils", "math_verify.parser", "math_verify.grader",
 _ORIGINAL = "_agl_original"
 """The attribute of a replacement that holds what it replaces."""
 
+_refused: ContextVar[list[str] | None] = ContextVar("agl_refused", default=None)
+"""What was refused in a block outside rollouts (`watched_outside`)."""
 _lock = threading.Lock()
 _users = 0
 _restore: list[Callable[[], None]] = []
@@ -51,36 +56,53 @@ def watched() -> Iterator[None]:
                     _restore.pop()()
 
 
-def require_none_refused(who: str, error: BaseException | None = None) -> None:
+@contextlib.contextmanager
+def watched_outside() -> Iterator[None]:
+    """The same for a block outside of rollouts, in which `require_none_refused` may be asked, too."""
+    token = _refused.set([])
+    try:
+        with watched():
+            yield
+    finally:
+        _refused.reset(token)
+
+
+def require_none_refused(who: str, error: BaseException | None = None, **where: Any) -> None:
     """Raise if something was refused in the current rollout since this was asked last.
 
     Args:
         who: whose code ran, for the message. error: what it raised, if it did not handle the refusal itself.
+        where: outside a rollout, where it ran.
 
     Raises:
         MainThreadError: it was.
     """
-    scope = context.current()
-    if scope is None or not scope.rollout.refused:
+    noted = _noted()
+    if not noted:
         return
-    refused = ", ".join(dict.fromkeys(scope.rollout.refused))
-    scope.rollout.refused.clear()
+    refused = ", ".join(dict.fromkeys(noted))
+    noted.clear()
+    if (scope := context.current()) is not None:
+        where = {"rollout": scope.rollout.rollout_id, "attempt": scope.rollout.attempt}
     raise MainThreadError(
         f"{who} needs {refused}, which only a main thread may do, and rollouts run in others",
         hint="a limit that a signal sets works in no other thread, and what the code did instead may be wrong. Leave "
         "the limit to Trainer(timeout=), run the work in a subprocess with timeout=, or use a grader of agl.rewards: "
         "MathAnswer and PythonTests have limits of their own",
-        rollout=scope.rollout.rollout_id,
-        attempt=scope.rollout.attempt,
+        **where,
     ) from error
 
 
-def _note(what: str) -> None:
+def _noted() -> list[str] | None:
     scope = context.current()
-    if scope is not None:
+    return _refused.get() if scope is None else scope.rollout.refused
+
+
+def _note(what: str) -> None:
+    if (noted := _noted()) is not None:
         libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
         frames = [f for f in traceback.extract_stack(sys._getframe(2)) if not f.filename.startswith(libraries)]
-        scope.rollout.refused.append(f"{what} at {frames[-1].filename}:{frames[-1].lineno}" if frames else what)
+        noted.append(f"{what} at {frames[-1].filename}:{frames[-1].lineno}" if frames else what)
 
 
 def _patch() -> None:
@@ -89,6 +111,7 @@ def _patch() -> None:
         if hasattr(signal, name):
             _replace(signal, name, functools.partial(_refusing_timer, name))
     _restore.append(when_imported(_MATH_VERIFY, _limit_without_signals))
+    _restore.append(when_imported(("asyncio.events",), _loop_in_each_thread))
 
 
 def _replace(module: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -126,12 +149,35 @@ def _refusing_timer(name: str, original: Callable[..., Any]) -> Callable[..., An
 
     def refusing(*args: Any) -> Any:
         in_main_thread = threading.current_thread() is threading.main_thread()
-        if not in_main_thread and any(args[-2:]) and context.current() is not None:
+        if not in_main_thread and any(args[-2:]) and _noted() is not None:
             _note(f"signal.{name}")
             raise ValueError(f"signal.{name} only works in main thread of the main interpreter")
         return original(*args)
 
     return refusing
+
+
+def _loop_in_each_thread(module: str) -> None:
+    """Have `asyncio.get_event_loop()` make a loop in a rollout's threads, as it does in a main thread."""
+    policies = getattr(sys.modules[module], "BaseDefaultEventLoopPolicy", None)
+    if policies is None:
+        return
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_event_loop(policy: Any) -> Any:
+            try:
+                return original(policy)
+            except RuntimeError:
+                if context.current() is None or threading.current_thread() is threading.main_thread():
+                    raise
+                loop = policy.new_event_loop()
+                policy.set_event_loop(loop)
+                weakref.finalize(threading.current_thread(), loop.close)
+                return loop
+
+        return get_event_loop
+
+    _replace(policies, "get_event_loop", around)
 
 
 def _limit_without_signals(module: str) -> None:

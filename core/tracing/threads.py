@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import thread as _pool
 from typing import Any, TypeVar
 
+from agl.errors import AsException
 from agl.surroundings import start_thread
 from agl.tracing import context
 from agl.tracing.context import Scope
@@ -62,7 +63,8 @@ async def in_thread(function: Callable[[], T]) -> T:
 
     def body() -> None:
         try:
-            outcome: tuple[Callable[[Any], None], Any] = (done.set_result, function())
+            with AsException():
+                outcome: tuple[Callable[[Any], None], Any] = (done.set_result, function())
         except BaseException as error:
             outcome = (done.set_exception, error)
         # The loop may have been closed meanwhile: nobody waits any more.

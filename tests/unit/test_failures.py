@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,13 @@ import pytest
 from running import say
 
 import agl
-from agl.errors import RewardError, RolloutError, UserCodeError
+from agl.errors import CallbackError, RewardError, RolloutError, UserCodeError
 from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.types import Trajectory
 from agl.rewards.function import RewardCaller
 from agl.trainer.run.failures import failure_counts, failures_line, require_sound
 from agl.trainer.runners.protocol import Failure, RolloutResult
+from agl.trainer.runners.repeats import raised_at
 from agl.trainer.store.types import Rollout, RolloutConfig, new_rollout_id
 
 PLACE = "agent.py:12"
@@ -187,3 +191,116 @@ def test_a_run_learns_nothing_from_what_a_fault_has_left(
     assert "one place in your code" in str(raised.value)
     assert "raise KeyError(task" in str(raised.value)
     assert "attempts failed, in" in " ".join(capsys.readouterr().err.split())
+
+
+class NoException(BaseException):
+    """Such as what `pytest.fail` raises."""
+
+
+def ends(task: str) -> None:
+    """Raise what no future holds, or what ends an event loop, for some tasks."""
+    if task == "next":
+        next(iter([]))
+    if task == "exit":
+        sys.exit(3)
+    if task == "cancelled":
+        raise asyncio.CancelledError
+    if task == "no exception":
+        raise NoException
+
+
+def whole(task: str) -> str:
+    return task
+
+
+async def whole_async(task: str) -> str:
+    return task
+
+
+def ending(task: str) -> str:
+    ends(task)
+    return task
+
+
+async def ending_async(task: str) -> str:
+    ends(task)
+    return task
+
+
+def one(task: str, output: str) -> float:
+    return 1.0
+
+
+def reward_ending(task: str, output: str) -> float:
+    ends(task)
+    return 1.0
+
+
+async def reward_ending_async(task: str, output: str) -> float:
+    ends(task)
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("agent", "reward", "kind"),
+    [
+        (ending, one, "agent"),
+        (ending_async, one, "agent"),
+        (whole, reward_ending, "reward"),
+        (whole_async, reward_ending, "reward"),
+        (whole_async, reward_ending_async, "reward"),
+    ],
+)
+def test_whatever_user_code_raises_ends_its_own_attempt(agent: Any, reward: Any, kind: str, tmp_path: Path) -> None:
+    """It neither waits for the limit of time nor ends the loop, the other rollouts or the program."""
+    tasks = [*"abcdefghijklm", "next", "exit", "cancelled", "no exception"]
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, max_attempts=1, timeout=30, progress=False)
+    [entry] = trainer.fit(agl.wrap(agent, reward, name="solver"), tasks).history
+    assert (entry["train/failed_attempts"], entry[f"train/failed_attempts/{kind}"]) == (4, 4)
+    assert entry["train/reward"] == 1.0
+
+
+def test_a_callback_that_finds_nothing_ends_its_run(tmp_path: Path) -> None:
+    class Finds(agl.Callback):
+        def on_step(self, run: Any, entry: Any) -> None:
+            next(iter([]))
+
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, callbacks=[Finds()], progress=False)
+    with pytest.raises(CallbackError, match="StopIteration"):
+        trainer.fit(agl.wrap(whole, one, name="solver"), ["a"])
+
+
+class Comparing:
+    label = "comparing"
+
+    async def score(self, task: str, traces: Any) -> list[float]:
+        ends(task)
+        return [{"a": 1.0}[task] for _ in traces]
+
+
+@pytest.mark.parametrize(
+    ("task", "raised"), [("b", "KeyError: 'b'"), ("next", "RuntimeError: .*StopIteration"), ("exit", "SystemExit: 3")]
+)
+def test_a_group_reward_that_raises_is_named_with_its_group(task: str, raised: str, tmp_path: Path) -> None:
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, group_reward=Comparing(), progress=False)
+    with pytest.raises(UserCodeError, match=rf"group_reward=comparing raised .*{raised}.*step=1, group=") as error:
+        trainer.fit(agl.wrap(whole, one, name="solver"), ["a", task])
+    assert "resume=True" in str(error.value)
+
+
+def test_a_group_of_exceptions_is_told_by_its_members(tmp_path: Path) -> None:
+    """Python's own message says only how many there are, which is the same for different faults."""
+
+    async def agent(task: str) -> str:
+        async def tool() -> None:
+            raise LookupError(f"no {task}")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(tool())
+        return task
+
+    with pytest.raises(RolloutError, match=r"\(1 sub-exception\): LookupError: no a"):
+        agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False).fit(agl.wrap(agent, one, name="solver"), ["a"])
+    with pytest.raises(ExceptionGroup) as raised:
+        asyncio.run(agent("a"))
+    assert raised_at(raised.value) == f"{__file__}:{inspect.getsourcelines(agent)[1] + 2}"

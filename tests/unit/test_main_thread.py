@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,19 @@ def by_loop(task: Any, output: str) -> float:
         return 0.0
 
 
+def by_found_loop(task: Any, output: str) -> float:
+    """The way of older programs, which works in a main thread."""
+
+    async def judge() -> float:
+        await asyncio.sleep(0)
+        return 1.0
+
+    try:
+        return asyncio.get_event_loop().run_until_complete(judge())
+    except Exception:
+        return 0.0
+
+
 def by_processes(task: Any, output: str) -> float:
     try:
         with multiprocessing.get_context("fork").Pool(1) as pool:
@@ -115,7 +129,7 @@ def reward_of(agent: Any, reward: Any, directory: Path, **options: Any) -> float
 
 
 @pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.full)])
-@pytest.mark.parametrize("reward", [by_math_verify, by_loop, by_processes, by_child, by_sigterm])
+@pytest.mark.parametrize("reward", [by_math_verify, by_loop, by_found_loop, by_processes, by_child, by_sigterm])
 @pytest.mark.parametrize("kind", AGENTS)
 def test_it_works(kind: str, reward: Any, runners: Any, tmp_path: Path) -> None:
     if reward is by_math_verify:
@@ -155,6 +169,29 @@ def test_an_agent_that_scores_itself_is_named_too(tmp_path: Path) -> None:
 def test_an_evaluation_ends_too(tmp_path: Path) -> None:
     with pytest.raises(MainThreadError, match="the reward 'by_alarm'"):
         agl.evaluate(agl.wrap(answered, by_alarm), TASKS, {"now": None}, directory=tmp_path, progress=False)
+
+
+class ByAlarm:
+    """A group reward; a rollout's end is not where it runs."""
+
+    label = "by_alarm"
+
+    def __init__(self, swallows: bool) -> None:
+        self.swallows = swallows
+
+    async def score(self, task: Any, traces: Any) -> list[float]:
+        try:
+            signal.signal(signal.SIGALRM, lambda *_: None)
+        except ValueError:
+            if not self.swallows:
+                raise
+        return [0.0 for _ in traces]
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_a_group_reward_is_named_too(swallows: bool, tmp_path: Path) -> None:
+    with pytest.raises(MainThreadError, match=r"group_reward=by_alarm needs signal\.signal\(SIGALRM\) at .*:\d+"):
+        reward_of(answered, lambda task, output: 0.0, tmp_path, group_reward=ByAlarm(swallows))
 
 
 def in_rollout(function: Any) -> Any:
@@ -199,6 +236,14 @@ def test_outside_a_rollout_nothing_is_changed() -> None:
         handler = signal.signal(signal.SIGPROF, signal.SIG_IGN)
         signal.signal(signal.SIGPROF, handler)
     assert (signal.alarm, signal.setitimer, sys.modules["_signal"].signal) == before
+
+
+def test_a_threads_loop_is_closed_with_it_and_outside_a_rollout_there_is_none() -> None:
+    loop = in_rollout(asyncio.get_event_loop)
+    assert isinstance(loop, asyncio.AbstractEventLoop)
+    assert loop.is_closed()
+    with main_thread.watched(), ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no current event"):
+        pool.submit(asyncio.get_event_loop).result()
 
 
 def test_math_verify_is_as_it_was_afterwards() -> None:

@@ -25,6 +25,7 @@ from agl.mdp.types import Call, float_array, int_array
 from agl.rewards import Trace
 from agl.trainer.report.labels import label
 from agl.trainer.store import open_store
+from agl.trainer.store.http.otlp import _task
 from agl.trainer.store.types import NewRollout
 
 HOUR = 3600.0
@@ -167,8 +168,33 @@ def test_whatever_has_spans_no_call_without_one_overtakes_another(arrival: list[
 
 
 # -- spans without numbers -------------------------------------------------------------------------------------------
-def test_spans_without_a_number_come_after_their_parent_and_then_by_their_own_clock() -> None:
-    """Such as those that another tracing SDK sends, or another machine, whose clock is wrong by a day."""
+def test_spans_without_a_number_lie_among_the_others_by_their_own_clock() -> None:
+    """A program in another language sends them; the gateway numbers its calls."""
+    spans = [
+        span("root", None, 0.0, parent=None),
+        span("first call", 1_000_000, 1.0),
+        span("tool", None, 2.0),
+        span("second call", 2_000_000, 3.0),
+        span("reward", None, 4.0),
+        span("agent", None, 5.0),
+        span("third call", 3_000_000, 5.0, parent="agent"),
+    ]
+    assert in_order(reversed(spans)) == spans
+
+
+def test_spans_without_a_number_stay_within_an_ancestor_that_has_one() -> None:
+    """Their sender's clock may be wrong by a day; a number is right."""
+    for clock in (-86_400.0, 0.0, 86_400.0):
+        spans = [
+            span("root", 10, 0.0, parent=None),
+            span("early", 20, 1.0),
+            span("inner", None, clock, parent="early"),
+            span("late", 30, 3.0),
+        ]
+        assert in_order(reversed(spans)) == spans
+
+
+def test_spans_without_a_number_come_after_their_parent() -> None:
     odd: Any = {semconv.SEQUENCE: "not a number"}
     spans = [
         span("late", 30),
@@ -176,11 +202,24 @@ def test_spans_without_a_number_come_after_their_parent_and_then_by_their_own_cl
         span("outer", None, start=-10.0, parent="early"),
         span("early", 20),
         span("root", 10, parent=None),
-        span("lost", start=1.0, parent="gone", **odd),
+        span("lost", start=-1.0, parent="gone", **odd),
     ]
     assert [s.span_id for s in in_order(spans)] == ["lost", "root", "early", "outer", "inner", "late"]
     circle = [span("a", None, parent="b"), span("b", None, parent="a")]
     assert [s.span_id for s in in_order(circle)] == ["a", "b"]
+
+
+def test_a_received_traces_task_is_what_was_asked_first() -> None:
+    def asked(text: str) -> Any:
+        message = {"role": "user", "parts": [{"type": "text", "content": text}]}
+        return {semconv.INPUT_MESSAGES: json.dumps([message])}
+
+    spans = [
+        span("root", 10, 900.0, parent=None, **{semconv.OPERATION_NAME: semconv.INVOKE_AGENT}),
+        span("second", 30, 100.0, **asked("second")),
+        span("first", 20, 901.0, **asked("first")),
+    ]
+    assert _task(spans) == {"input": "first"}
 
 
 def test_numbers_grow_across_processes_and_forks_of_a_machine() -> None:

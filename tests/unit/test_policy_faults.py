@@ -26,6 +26,7 @@ from agl.agents.registry import adapters
 from agl.credit import Competitive, Credit, PerCall, Uniform
 from agl.errors import RolloutError
 from agl.mdp.builder import AttemptTrajectory
+from agl.mdp.evidence import answer_texts, is_answer, unreadable_inputs
 from agl.mdp.faults import CAUSES, Fault
 from agl.mdp.types import Call, Reward, Trajectory, Transition, float_array, int_array
 from agl.trainer.report.explain import render
@@ -221,6 +222,21 @@ def test_an_exception_that_shows_a_whole_answer_is_the_policys(name: str, tmp_pa
 def test_any_other_exception_after_a_cut_answer_is_not(name: str, tmp_path: Path) -> None:
     assert fault_of(tmp_path, NO_POLICYS[name], CUT_JSON, wrapped=name == "KeyError") == (None, "failed")
     assert "ran past its limit" not in (attempts(tmp_path)[1][0].error or "")
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "is_the_policys"),
+    [("", '{"q": 1}', False), ([{"type": "text", "text": ""}], '{"q": 1}', False), ("", "", True), ("", None, True)],
+)
+def test_an_empty_text_is_an_answer_only_where_there_is_no_other(
+    content: Any, arguments: str | None, is_the_policys: bool
+) -> None:
+    """A tool server that sent nothing is no fault of the call that asked it."""
+    with pytest.raises(json.JSONDecodeError) as raised:
+        json.loads("")
+    inputs = unreadable_inputs([raised.value])
+    calls = [] if arguments is None else [{"id": "t", "function": {"name": "look", "arguments": arguments}}]
+    assert is_answer(inputs, answer_texts({"content": content, "tool_calls": calls})) is is_the_policys
 
 
 PROGRAM = """

@@ -64,8 +64,22 @@ def test_below_the_folder_no_link_is_followed(tmp_path: Path) -> None:
     assert READ("lib/a.py", folder=folder) == ""
     assert READ("none/a.py", folder=folder) == ""
     assert READ(folder, folder=folder) == ""
-    with pytest.raises(ValueError, match="does not lie in"):
-        READ("../outside/a.py", folder=folder)
+
+
+@pytest.mark.parametrize("name", ["../outside/a.py", "/etc/passwd", "/tmp/work/a.py", "a\x00.py", "a" * 300, "", "."])
+def test_a_name_that_a_policy_made_up_is_the_default(name: str, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "a.py").write_text("outside")
+    (tmp_path / "folder").mkdir()
+    assert READ(name, "none", folder=tmp_path / "folder") == "none"
+
+
+@pytest.mark.parametrize("written", [b"\xef\xbb\xbfx = 1\ny = 2\n", b"x = 1\r\ny = 2\r\n", b"x = 1\ry = 2\r"])
+def test_editors_of_other_systems_change_nothing(written: bytes, tmp_path: Path) -> None:
+    (tmp_path / "solution.py").write_bytes(written)
+    text = READ(tmp_path / "solution.py")
+    assert text == "x = 1\ny = 2\n"
+    assert compile(text, "solution.py", "exec")
 
 
 @pytest.mark.parametrize("left", [b"", b"\x00", b"\xff\xfe", b"```", None])

@@ -11,8 +11,10 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
+import sniffio
 from opentelemetry import context as otel
 from running import say
 from scripted import ScriptedRollouts
@@ -330,3 +332,29 @@ def test_a_thread_and_a_task_on_another_loop_begin_in_a_copy() -> None:
         assert (TENANT.get(), decimal.getcontext().prec) == ("acme", 50)
     loop.stop()
     assert seen == [("acme", 50, True)] * 3
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_which_loop_runs_is_no_part_of_them(kind: str, tmp_path: Path) -> None:
+    """anyio notes it in a context variable."""
+
+    async def one() -> float:
+        await anyio.sleep(0)
+        return 1.0
+
+    def answered(task: str) -> str:
+        return task
+
+    async def answered_async(task: str) -> str:
+        async with anyio.create_task_group() as group:
+            group.start_soon(one)
+        return task
+
+    async def main() -> float:
+        sniffio.current_async_library_cvar.set("trio" if kind == "async" else "asyncio")
+        agent = agl.wrap(answered if kind == "sync" else answered_async, lambda task, output: anyio.run(one), name="a")
+        trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False)
+        [entry] = trainer.fit(agent, TASKS).history
+        return entry["train/reward"]
+
+    assert asyncio.run(main()) == 1.0

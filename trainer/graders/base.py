@@ -21,6 +21,7 @@ from agl.options import checked_options
 from agl.rewards.emit import as_rewards
 from agl.rewards.function import RewardCaller
 from agl.rewards.trace import Trace
+from agl.tracing.threads import in_thread
 from agl.trainer.graders.fields import Extractor, Field, extract, failure, references, text_of
 
 
@@ -107,7 +108,7 @@ class Grader(Named):
     async def call_async(self, task: Any, output: Any, trace: Trace | None = None) -> Any:
         """The same without blocking the event loop."""
         if self.waits:
-            return await asyncio.to_thread(self.__call__, task, output, trace)
+            return await in_thread(lambda: self(task, output, trace))
         return self(task, output, trace)
 
     def __mul__(self, weight: float, /) -> Weighted:

@@ -5,7 +5,7 @@ Invariant: a callback that raises or stops a run ends it after the step, with a 
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
 import logging
 import math
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from agl.errors import AglError, CallbackError, ConfigError, nearest
+from agl.tracing.threads import in_thread
 from agl.trainer.report.alerts import Alert
 from agl.trainer.run.recorder import Recorder
 from agl.trainer.store.types import RunStatus
@@ -273,7 +274,7 @@ class Callbacks:
             return
         for callback in self._callbacks:
             try:
-                found = await asyncio.to_thread(getattr(callback, method), self.view, *args)
+                found = await in_thread(functools.partial(getattr(callback, method), self.view, *args))
                 if method in _MEASURING and found is not None:
                     await self._add(found)
             except Exception as error:

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agl.errors import ConfigError, JudgeError, RewardError
+from agl.errors import AglError, AsException, ConfigError, JudgeError, RewardError, UserCodeError, described
 from agl.mdp.span_index import SpanIndex
 from agl.rewards.air import reward_spans
 from agl.rewards.arguments import GROUP_REWARD, Arguments
 from agl.rewards.emit import as_rewards
 from agl.rewards.function import GroupReward, is_group_reward
 from agl.rewards.trace import Trace
+from agl.tracing import main_thread
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Records
 
@@ -53,6 +54,7 @@ async def score_group(store: Records, reward: GroupReward, results: Sequence[Rol
 
     Raises:
         JudgeError: nothing can be scored now.
+        UserCodeError: the group reward raised something else.
         StoreError: the rewards cannot be stored.
     """
     # One that a policy has ended has no result to compare: it gets the lowest reward afterwards.
@@ -77,7 +79,20 @@ async def score_group(store: Records, reward: GroupReward, results: Sequence[Rol
     where = {"step": None if first.step is None else first.step + 1, "group": first.group}
     try:
         positional, named = Arguments.of(reward.score, GROUP_REWARD).bind({"task": first.task, "traces": traces})
-        scores = await reward.score(*positional, **named)
+        with main_thread.watched_outside():
+            try:
+                with AsException():
+                    scores = await reward.score(*positional, **named)
+                main_thread.require_none_refused(f"group_reward={reward.label}", **where)
+            except Exception as error:
+                main_thread.require_none_refused(f"group_reward={reward.label}", error, **where)
+                if isinstance(error, AglError):
+                    raise
+                raise UserCodeError(
+                    f"group_reward={reward.label} raised {described(error)}",
+                    hint="correct it, then resume the run with resume=True: what has ended is kept",
+                    **where,
+                ) from error
         if len(scores) != len(traces):
             raise RewardError(f"{reward.label} gave {len(scores)} scores for {len(traces)} rollouts")
         scored = [as_rewards(score, source=SOURCE) for score in scores]

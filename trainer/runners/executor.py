@@ -21,7 +21,16 @@ from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
 from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
-from agl.errors import AglError, CaptureError, ConfigError, RewardError, RolloutError, RolloutTimeoutError, described
+from agl.errors import (
+    AglError,
+    AsException,
+    CaptureError,
+    ConfigError,
+    RewardError,
+    RolloutError,
+    RolloutTimeoutError,
+    described,
+)
 from agl.mdp.evidence import unreadable_inputs
 from agl.mdp.spans import Span
 from agl.rewards.emit import as_rewards, only_last, record
@@ -244,8 +253,9 @@ class Executor:
                 with tracing.running(context) as scope:
                     try:
                         await self._each_hook("on_trace_start", lease, tracer=context)
-                        result: Any = agent.run(task, resources, info)
-                        outcome = await result
+                        with AsException():
+                            result: Any = agent.run(task, resources, info)
+                            outcome = await result
                         await self._each_hook("on_trace_end", lease, tracer=context)
                         record_outcome(scope, outcome)
                     except Exception as error:
@@ -261,7 +271,8 @@ class Executor:
                         # In this thread, so that the hook runs in the attempt's context.
                         if self.hooks:
                             asyncio.run(self._each_hook("on_trace_start", lease, tracer=context))
-                        outcome: Any = agent.run(task, resources, info)
+                        with AsException():
+                            outcome: Any = agent.run(task, resources, info)
                         if self.hooks:
                             asyncio.run(self._each_hook("on_trace_end", lease, tracer=context))
                         record_outcome(scope, outcome)

@@ -30,7 +30,11 @@ def raised_at(error: BaseException) -> str | None:
     the network, the system, a service, or a command, of which no more is known than that it failed."""
     if of_service(error) or any(isinstance(raised, OSError | AglError | CommandFailed) for raised in _involved(error)):
         return None
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
+    raised = [error]
+    while isinstance(group := raised[-1], BaseExceptionGroup):
+        raised.append(group.exceptions[0])
+    listed = [frame for each in raised for frame in traceback.extract_tb(each.__traceback__)]
+    frames = [f for f in listed if not f.filename.startswith(_LIBRARIES)]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
 
 

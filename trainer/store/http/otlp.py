@@ -29,6 +29,7 @@ from agl import semconv
 from agl.errors import StoreError, UnreadableMessageError
 from agl.extras import install_line
 from agl.mdp.evaluations import evaluated
+from agl.mdp.order import in_order
 from agl.mdp.spans import Event, Span
 from agl.messages import read
 from agl.tracing import otlp
@@ -215,7 +216,7 @@ def _task(spans: Sequence[Span]) -> dict[str, str]:
 def _asked(spans: Sequence[Span]) -> str | None:
     """What a trace's root was asked, or else the first call; None if neither is recorded."""
     root = next((s for s in spans if s.parent_id is None), None)
-    for span in [*([] if root is None else [root]), *sorted(spans, key=lambda s: s.start)]:
+    for span in [*([] if root is None else [root]), *in_order(spans)]:
         with contextlib.suppress(UnreadableMessageError):
             for message in read.sent(span):
                 if message.role == "user" and message.text:
