@@ -155,6 +155,10 @@ class StoreError(AglError):
     """The store refused a request or failed."""
 
 
+class ForbiddenError(StoreError):
+    """The store's server does not permit this with this key."""
+
+
 class AttemptOverError(StoreError):
     """The attempt is no longer open: cancelled, given up, or already reported. A retry changes nothing."""
 

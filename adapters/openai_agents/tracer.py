@@ -296,7 +296,7 @@ class _Spans:
             # The rollout's root span already stands for the wrapped agent.
             if parent.parent is not None or parent.agent != data.name:
                 scope = tracing.start(semconv.INVOKE_AGENT, data.name, agent=data.name, parent=parent)
-            (scope or parent).span.set_attribute(semconv.WORKFLOW_NAME, getattr(trace, "name", None))
+            (scope or parent).span.set_attribute(semconv.WORKFLOW_NAME, _workflow_name(trace))
         elif data.type in ("response", "generation"):
             facts = _request_facts(data) | {semconv.CONVERSATION_ID: getattr(trace, "group_id", None)}
             scope = tracing.start(semconv.CHAT, _model(data), parent=parent, attributes=facts)
@@ -415,6 +415,11 @@ def _including(include_data: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return includes
 
 
+def _workflow_name(trace: Any) -> str | None:
+    """The run's workflow; a trace that records nothing has another name."""
+    return getattr(trace, "workflow_name", None) or getattr(trace, "name", None)
+
+
 def _grouped(create_trace_for_run: Callable[..., Any]) -> Callable[..., Any]:
     """Have the run's group on a trace that records nothing."""
     from agents.tracing.traces import NoOpTrace
@@ -423,7 +428,7 @@ def _grouped(create_trace_for_run: Callable[..., Any]) -> Callable[..., Any]:
     def create(**kwargs: Any) -> Any:
         trace = create_trace_for_run(**kwargs)
         if tracing.current() is not None and isinstance(trace, NoOpTrace):
-            vars(trace)["group_id"] = kwargs["group_id"]
+            vars(trace).update(group_id=kwargs["group_id"], workflow_name=kwargs["workflow_name"])
         return trace
 
     return create

@@ -129,7 +129,7 @@ class OpenCalls:
         # Some frameworks cancel what they do in the background for a reader that stops early.
         assert {s.attributes.get(semconv.ERROR_TYPE) for s in rollout.spans} <= {None, "CancelledError"}
 
-    @capability("a call that is cancelled ends, and what follows belongs to its caller", needs="async_ways")
+    @capability("a call that is cancelled ends, and what follows belongs to its caller", needs="cancels")
     def test_a_cancelled_call_ends_and_what_follows_is_its_callers(
         self, subject: Subject, provider: Provider, gateway: Provider, others: Provider, held: threading.Event
     ) -> None:

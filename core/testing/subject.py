@@ -127,6 +127,7 @@ class Subject:
         sync_reads: how an agent's answer can be read in pieces, by method name; each returns an iterator. May be
             empty.
         async_reads: the same with asynchronous iterators. May be empty.
+        threads_async: whether asynchronous ways run in threads, where a call that is cancelled runs to its end.
         closes_reads: whether who stops reading early closes the asynchronous iterator in the same task, as frameworks
             ask whose streams are context managers; otherwise it is dropped.
         gaps: what the framework itself does otherwise (`GAPS`), tested in the adapter's own tests.
@@ -152,8 +153,14 @@ class Subject:
     async_ways: ClassVar[tuple[str, ...]] = ()
     sync_reads: ClassVar[tuple[str, ...]] = ()
     async_reads: ClassVar[tuple[str, ...]] = ()
+    threads_async: ClassVar[bool] = False
     closes_reads: ClassVar[bool] = False
     gaps: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def cancels(self) -> bool:
+        """Whether a call can be cancelled."""
+        return bool(self.async_ways) and not self.threads_async
 
     @property
     def reads(self) -> bool:

@@ -128,13 +128,15 @@ class OpenSpan(Span):
 
 
 class EndedSpan(NonRecordingSpan):
-    """What a scope keeps of a span that has ended: its ids and its name, and none of its texts."""
+    """What a scope keeps of a span that has ended: its ids, its name and its resource, and none of its texts."""
 
     attributes: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __init__(self, span: OpenSpan) -> None:
         super().__init__(span.get_span_context())
         self.name = span.name
+        self.parent = span.parent
+        self.resource = span.resource
 
 
 def _checked(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class CrewAI(Subject):
     frameworks = ("crewai", "openai")
     ways: ClassVar[tuple[str, ...]] = ("invoke", "stream", "crew")
     async_ways: ClassVar[tuple[str, ...]] = ("ainvoke", "astream", "acrew")
+    threads_async = True
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors"})
 
     def agent(self, url: str, name: str) -> Any:

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agl.errors import AglError, AttemptOverError, NotStoredError, StoreError
+from agl.errors import AglError, AttemptOverError, ForbiddenError, NotStoredError, StoreError
 from agl.mdp.spans import Span
 from agl.tracing.batches import Outbox
 from agl.trainer.http.auth import CLIENT_VARIABLE, MOST_SECRETS
@@ -178,7 +178,10 @@ class HttpStore(Store):
                 await self._call("add_spans", spans=batch)
                 stored = True
             except StoreError as error:
-                if isinstance(error, AttemptOverError | NotStoredError) or self._connection.unreachable:
+                # No division of the batch helps.
+                if isinstance(error, AttemptOverError | ForbiddenError | NotStoredError):
+                    raise
+                if self._connection.unreachable:
                     raise
                 # What is no JSON value is the caller's error.
                 self._encode({"spans": batch})
