@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agl import errors
-from agl.errors import AglError, StoreError
+from agl.errors import AglError, ForbiddenError, StoreError
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
 
@@ -53,12 +53,20 @@ def to_error(facts: Mapping[str, Any], default: type[AglError] = AglError) -> Ag
     cls = getattr(errors, str(facts.get("type")), None)
     if not (isinstance(cls, type) and issubclass(cls, AglError)):
         cls = default
+    if cls is ForbiddenError and not issubclass(cls, default):
+        cls = default  # of another server than a store's
     where = facts.get("where")
     where = (
         {k: v for k, v in where.items() if k not in ("self", "message", "hint")} if isinstance(where, Mapping) else {}
     )
     hint = facts.get("hint")
     return cls(str(facts.get("message")), hint=None if hint is None else str(hint), **where)
+
+
+def refusal(refused: Refused) -> StoreError:
+    """The error of a request that a server of ours refuses."""
+    cls = ForbiddenError if refused.status == 403 else StoreError
+    return cls(refused.message)
 
 
 def describe_error(
@@ -69,7 +77,7 @@ def describe_error(
         case AglError():
             return error_json(error), 409
         case Refused():
-            return error_json(StoreError(error.message)), error.status
+            return error_json(refusal(error)), error.status
         case HTTPException():
             text = f"{request.method} {request.url.path}: {error.detail}"
             return error_json(StoreError(text, hint="see /openapi.json")), error.status_code

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import tenacity
 
-from agl.errors import AglError, ConfigError, ForbiddenError
+from agl.errors import AglError, ConfigError
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.http.errors import to_error
 from agl.trainer.http.local_key import KeyAuth, split_key
@@ -225,6 +225,4 @@ class Connection:
         hint = self.hints.get(response.status_code, facts.get("hint"))
         # A `StoreError` of a server says which server refused something, no more.
         kind = None if facts.get("type") == "StoreError" else facts.get("type")
-        if response.status_code == 403 and issubclass(ForbiddenError, self.error):
-            kind = ForbiddenError.__name__
         return to_error({**facts, "type": kind, "hint": hint}, self.error)

@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Route
 
 from agl.errors import AglError, NotStoredError, StoreError
 from agl.trainer.http.auth import LEASE_HEADER, Keys, Role, lease_secrets
-from agl.trainer.http.errors import describe_error, error_handlers, error_json
+from agl.trainer.http.errors import describe_error, error_handlers, error_json, refusal
 from agl.trainer.http.limits import Limits, Refused, json_value
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.http.server import HttpServer
@@ -174,7 +174,7 @@ class StoreRoutes:
         except AglError as error:
             return error_json(error)
         except Refused as refused:
-            return error_json(StoreError(refused.message))
+            return error_json(refusal(refused))
 
     async def _call(self, method: Method, arguments: dict[str, Any]) -> Any:
         name = protocol.WAITING.get(method.name)
