@@ -93,7 +93,7 @@ MUTATIONS = (
     Mutation(
         "a call of LangChain's that is cancelled stays open",
         "adapters/langchain/reading.py",
-        "                end(scope, error)\n",
+        "                end(run_id, error)\n",
         "                pass\n",
         ("tests/integration/test_langchain.py::test_a_call_outside_any_agent_ends_when_it_is_cancelled",),
     ),

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
+from uuid import UUID
 
 from agl import tracing
 from agl.adapters.aside import traced, traced_sync
 from agl.adapters.patching import Patches
-from agl.tracing import context
-from agl.tracing.context import Scope
+
+begun: ContextVar[list[UUID] | None] = ContextVar("agl_langchain_begun", default=None)
+"""Ids of the runs that have begun in the model call or tool that runs here; the handler adds them."""
 
 
-def patched(end: Callable[[Scope, BaseException], None]) -> Patches:
+def patched(end: Callable[[UUID, BaseException], None]) -> Patches:
     """Replace LangChain's methods; the result restores them.
 
     Args:
-        end: ends the run that opened a scope, with the error that left it.
+        end: ends a run with the error that left it, unless it has ended.
     """
     from langchain_core.language_models import BaseChatModel, BaseLLM
     from langchain_core.runnables import Runnable
@@ -65,22 +68,22 @@ def _nothing(*_: Any) -> None:
     """The handler ends them."""
 
 
-def _ending(end: Callable[[Scope, BaseException], None], method: Callable[..., Any]) -> Callable[..., Any]:
-    """A call that leaves no scope open when it is cancelled."""
+def _ending(end: Callable[[UUID, BaseException], None], method: Callable[..., Any]) -> Callable[..., Any]:
+    """A call that leaves no run of its own open when it is cancelled."""
 
     @functools.wraps(method)
     async def call(*args: Any, **kwargs: Any) -> Any:
         if tracing.idle():
             return await method(*args, **kwargs)
-        outside = context.snapshot()
+        runs: list[UUID] = []
+        outside = begun.set(runs)
         try:
             return await method(*args, **kwargs)
         except BaseException as error:
-            scope = context.snapshot()
-            while scope is not None and scope is not outside:
-                end(scope, error)
-                scope = scope.parent
-            context.restore(outside)
+            for run_id in reversed(runs):
+                end(run_id, error)
             raise
+        finally:
+            begun.reset(outside)
 
     return call

@@ -82,7 +82,7 @@ def attach(*, nodes: bool = False) -> None:
             handler: Any = _handler()
             variable: Any = _HandlerInRollouts(handler)
             register_configure_hook(variable, inheritable=True)
-            _patches = reading.patched(handler.end_of)
+            _patches = reading.patched(handler.close)
             _patches.method(base, "_format_output", _noting)
         _attached.append(_attached[0] if _attached else _configure_hooks[-1])
         _naming_nodes += nodes
@@ -194,6 +194,8 @@ def _handler() -> BaseCallbackHandler:
             graph = None if above is None else above.called
             label = label_of(metadata or {}, tags or (), above and above.label, nodes=bool(_naming_nodes), graph=graph)
             run = self.runs[run_id] = _Run(parent, label, above, called)
+            if (begun := reading.begun.get()) is not None:
+                begun.append(run_id)
             if above is not None:
                 above.children[run_id] = None
                 run.resumed_with = above.resumed_with
@@ -207,12 +209,13 @@ def _handler() -> BaseCallbackHandler:
             if run.parent is not None:
                 run.parent.children.pop(run_id, None)
             for child in reversed([*run.children]):
-                self._close(child, error)
+                self.close(child, error)
             return run
 
-        def _close(
+        def close(
             self, run_id: UUID, error: BaseException | str | None = None, attributes: dict[str, Any] | None = None
         ) -> None:
+            """End a run and what is still open within it; nothing if it has ended."""
             if isinstance(error, GeneratorExit):
                 error = None  # a reader that stops early is no error
             run = self._forget(run_id, error)
@@ -227,12 +230,6 @@ def _handler() -> BaseCallbackHandler:
                 if scope.kind == semconv.EXECUTE_TOOL:
                     attributes = {semconv.PAUSED: True}
             tracing.end(scope, error=error, attributes=attributes)
-
-        def end_of(self, scope: Scope, error: BaseException) -> None:
-            """End the run that opened a scope."""
-            for run_id, run in list(self.runs.items()):
-                if run.scope is scope:
-                    self._close(run_id, error)
 
         def on_chain_start(
             self,
@@ -263,10 +260,10 @@ def _handler() -> BaseCallbackHandler:
                 span.set_attribute(
                     semconv.STRUCTURED_ANSWERS, [*span.attributes.get(semconv.STRUCTURED_ANSWERS, ()), *answers]
                 )
-            self._close(run_id)
+            self.close(run_id)
 
         def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-            self._close(run_id, error)
+            self.close(run_id, error)
 
         def on_chat_model_start(
             self,
@@ -319,7 +316,7 @@ def _handler() -> BaseCallbackHandler:
                 # A request that no SDK's hook has seen: of another client, or of a model that runs here.
                 if content and semconv.INPUT_MESSAGES not in scope.span.attributes:
                     facts |= _request(*run.request)
-                self._close(run_id, attributes=facts)
+                self.close(run_id, attributes=facts)
 
         def on_llm_error(self, error: BaseException, *, run_id: UUID, response: Any = None, **_: Any) -> None:
             run, facts = self.runs.get(run_id), None
@@ -328,7 +325,7 @@ def _handler() -> BaseCallbackHandler:
             if chunks and run is not None and run.scope is not None:
                 facts = _facts(run.scope, chunks, run.scope.rollout.capture_content)
             # A reader that stops early is no error.
-            self._close(run_id, None if isinstance(error, GeneratorExit) else error, attributes=facts)
+            self.close(run_id, None if isinstance(error, GeneratorExit) else error, attributes=facts)
 
         def on_tool_start(
             self,
@@ -362,7 +359,7 @@ def _handler() -> BaseCallbackHandler:
             tool_end(scope, result)
 
         def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-            self._close(run_id, error)
+            self.close(run_id, error)
 
     return Handler()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import openai
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ToolStrategy
@@ -16,6 +17,7 @@ from langchain_core.callbacks import CallbackManager
 from langchain_core.messages import ToolMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
@@ -400,3 +402,29 @@ def test_a_call_outside_any_agent_ends_when_it_is_cancelled(
     last = of(rollout, semconv.CHAT)[-1]
     assert (last.status, [m.text for m in read.said(last)]) == ("unset", ["in time"])
     assert {span.parent_id for span in rollout.spans} == {next(iter(rollout.open)).span_id}
+
+
+def test_a_failed_call_ends_no_run_around_it(provider: Provider, rollout: RolloutContext) -> None:
+    """Even where the context holds a scope that another thread has ended."""
+    model = chat_model(provider.url)
+
+    async def node(_: Any) -> str:
+        scope = tracing.start(semconv.OPERATION, "elsewhere")
+        assert scope is not None
+        ending = threading.Thread(target=tracing.end, args=(scope,))
+        ending.start()
+        ending.join()
+        provider.script = lambda body: Reply(status=400)
+        with pytest.raises(openai.BadRequestError):
+            await model.ainvoke("first")
+        provider.script = says("second")
+        return (await model.ainvoke("again")).text
+
+    agent = RunnableLambda(node).with_config(run_name="solver", metadata={"lc_agent_name": "solver"})
+    assert asyncio.run(agent.ainvoke({})).strip() == "second"
+    [solver] = [s for s in rollout.spans if s.operation == semconv.INVOKE_AGENT and s.agent == "solver"]
+    assert solver.status == "unset"
+    assert [(s.status, s.parent_id) for s in of(rollout, semconv.CHAT)] == [
+        ("error", solver.span_id),
+        ("unset", solver.span_id),
+    ]
