@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from agl import semconv
 from agl.tracing import context
+from agl.tracing.client_patches import ClientPatches
 from agl.tracing.context import Scope
 from agl.tracing.import_hooks import when_imported
 
@@ -94,8 +95,7 @@ _CLIENTS: dict[str, tuple[tuple[str, str, Reader, bool], ...]] = {
 """Module -> class, method, what reads its arguments, whether it is async."""
 
 _seen: ContextVar[bool] = ContextVar("agl_request_seen", default=False)
-_patches: list[tuple[Any, str, Any, Any]] = []
-"""(class, method, the original, ours)."""
+_patches = ClientPatches()
 _forget: list[Callable[[], None]] = []
 
 
@@ -115,26 +115,21 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restore them; where another library patched over ours, ours stays inside and does nothing outside a rollout."""
+    """Restore them."""
     while _forget:
         _forget.pop()()
-    for patch in list(_patches):
-        cls, name, original, ours = patch
-        if vars(cls).get(name) is ours:
-            setattr(cls, name, original)
-            _patches.remove(patch)
+    _patches.restore()
 
 
 def _patch(module: str) -> None:
     for class_name, name, read, is_async in _CLIENTS[module]:
         cls = getattr(sys.modules[module], class_name, None)
-        if cls is None or any(patched is cls for patched, *_ in _patches):
+        if cls is None or _patches.has(cls, name):
             continue
         original = getattr(cls, name)
         label = f"{module}.{class_name}"
         ours = _async(original, read, label) if is_async else _sync(original, read, label)
-        _patches.append((cls, name, original, ours))
-        setattr(cls, name, ours)
+        _patches.replace(cls, name, ours)
 
 
 def _sync(original: Callable[..., Any], read: Reader, label: str) -> Callable[..., Any]:

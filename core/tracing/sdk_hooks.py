@@ -33,6 +33,7 @@ from typing import Any, Protocol, Self
 from agl import semconv
 from agl.messages import google
 from agl.tracing import arrivals, background, context, http_hooks, websocket_hooks
+from agl.tracing.client_patches import ClientPatches
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages, settings
 from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
@@ -95,8 +96,7 @@ class Observer(Protocol):
 
 _lock = threading.Lock()
 _installs = 0
-_patches: list[tuple[Any, str, Any, Callable[..., Any]]] = []
-"""(client class, method, the one in its namespace, or None if it was inherited, and ours)."""
+_patches = ClientPatches()
 _observers: dict[str, Observer] = {}
 _sync_clients: dict[str, Any] = {}
 _async_clients: dict[tuple[str, asyncio.AbstractEventLoop], Any] = {}
@@ -116,9 +116,8 @@ def install() -> None:
             http_hooks.install()
             websocket_hooks.install()
         for sdk, is_async, cls, method in clients:
-            if not any((patched, of) == (cls, method) for patched, of, *_ in _patches):
-                original = vars(cls).get(method)
-                _patches.append((cls, method, original, _patch(sdk, cls, method, is_async=is_async)))
+            if not _patches.has(cls, method):
+                _patches.replace(cls, method, _patched(sdk, getattr(cls, method), is_async=is_async))
 
 
 def client_classes() -> Iterator[tuple[str, bool, Any, str]]:
@@ -142,16 +141,7 @@ def uninstall() -> None:
             return
         http_hooks.uninstall()
         websocket_hooks.uninstall()
-        for patch in list(_patches):
-            cls, method, original, replacement = patch
-            if vars(cls).get(method) is not replacement:
-                # Another library patched the class after us. Restoring would remove its patch; ours stays, idle.
-                continue
-            if original is None:
-                delattr(cls, method)
-            else:
-                setattr(cls, method, original)
-            _patches.remove(patch)
+        _patches.restore()
         for client in _sync_clients.values():
             client.close()
         _sync_clients.clear()
@@ -166,8 +156,8 @@ def observe(sdk: str, observer: Observer | None) -> None:
         _observers[sdk] = observer
 
 
-def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., Any]:
-    inherited = getattr(cls, method)
+def _patched(sdk: str, inherited: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
+    """The method that makes an SDK's requests, with those of a rollout routed."""
     if is_async:
 
         @functools.wraps(inherited)
@@ -181,7 +171,6 @@ def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., 
                     result = await inherited(client, *call.args, **call.kwargs)
                 return call.end(result)
 
-        setattr(cls, method, request_async)
         return request_async
 
     @functools.wraps(inherited)
@@ -195,7 +184,6 @@ def _patch(sdk: str, cls: Any, method: str, *, is_async: bool) -> Callable[..., 
                 result = inherited(client, *call.args, **call.kwargs)
             return call.end(result)
 
-    setattr(cls, method, request)
     return request
 
 

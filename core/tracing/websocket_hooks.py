@@ -24,6 +24,7 @@ from typing import Any
 from agl import semconv
 from agl.messages import google
 from agl.tracing import context
+from agl.tracing.client_patches import ClientPatches
 from agl.tracing.context import Scope
 from agl.tracing.import_hooks import when_imported
 from agl.tracing.provider_formats import ResponseAccumulator, request_messages, settings
@@ -206,8 +207,7 @@ class _Connection:
 
 
 _connections: weakref.WeakKeyDictionary[Any, _Connection] = weakref.WeakKeyDictionary()
-_patches: list[tuple[Any, str, Any, Any]] = []
-"""(class, method, the one in its namespace, or None if it was inherited, and ours)."""
+_patches = ClientPatches()
 _forget: list[Callable[[], None]] = []
 
 
@@ -217,31 +217,22 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Restore them; where another library patched over ours, ours stays inside and does nothing outside a rollout."""
+    """Restore them."""
     while _forget:
         _forget.pop()()
-    for patch in list(_patches):
-        cls, name, original, ours = patch
-        if vars(cls).get(name) is ours:
-            if original is None:
-                delattr(cls, name)
-            else:
-                setattr(cls, name, original)
-            _patches.remove(patch)
+    _patches.restore()
 
 
 def _patch(module: str) -> None:
     for client in _CLIENTS[module]:
         cls = getattr(sys.modules[module], client.name, None)
-        if cls is None or any(patched is cls for patched, *_ in _patches):
+        if cls is None or _patches.has(cls, client.receives):
             continue
         replaced = {**dict.fromkeys(client.sends, _sending), client.receives: _receiving}
         if client.opens is not None:
             replaced[client.opens] = _opening
         for name, around in replaced.items():
-            ours = around(getattr(cls, name), client)
-            _patches.append((cls, name, vars(cls).get(name), ours))
-            setattr(cls, name, ours)
+            _patches.replace(cls, name, around(getattr(cls, name), client))
 
 
 def _opening(connect: Callable[..., Any], client: _Client) -> Callable[..., Any]:

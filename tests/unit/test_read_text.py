@@ -66,7 +66,7 @@ def test_below_the_folder_no_link_is_followed(tmp_path: Path) -> None:
     assert READ(folder, folder=folder) == ""
 
 
-@pytest.mark.parametrize("name", ["../outside/a.py", "/etc/passwd", "/tmp/work/a.py", "a\x00.py", "a" * 300, "", "."])
+@pytest.mark.parametrize("name", ["../outside/a.py", "/etc/passwd", "/srv/a.py", "a\x00.py", "a" * 300, "", "."])
 def test_a_name_that_a_policy_made_up_is_the_default(name: str, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "a.py").write_text("outside")
