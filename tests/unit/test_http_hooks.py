@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from running import fit
@@ -135,12 +134,16 @@ def chats(rollout: RolloutContext) -> list[dict[str, Any]]:
 
 
 def bedrock_by_anthropic(url: str) -> None:
+    import anthropic
+
     keys = {"aws_access_key": "k", "aws_secret_key": "k", "aws_region": "us-east-1"}
     client = anthropic.AnthropicBedrock(base_url=url, max_retries=0, **keys)
     client.messages.create(model="claude", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
 
 
 def vertex_by_anthropic(url: str) -> None:
+    import anthropic
+
     client = anthropic.AnthropicVertex(base_url=url, region="r", project_id="p", access_token="k", max_retries=0)
     client.messages.create(model="claude", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
 
