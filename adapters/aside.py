@@ -24,21 +24,18 @@ class Aside:
         self._outside: Scope | None = None
 
     def __enter__(self) -> None:
-        self._outside = context.snapshot()
-        if self._entered:
-            context.restore(self._inside)
+        self._outside = context.restore(self._inside) if self._entered else context.snapshot()
         self._entered = True
 
     def __exit__(self, *_: object) -> None:
-        self._inside = context.snapshot()
-        context.restore(self._outside)
+        self._inside = context.restore(self._outside)
 
 
 async def traced(
     begin: Callable[[], Scope | None],
     events: Callable[[], AsyncIterator[Any]],
     finish: Callable[[Scope, BaseException | None], None],
-    seen: Callable[[Any], None] = lambda event: None,
+    seen: Callable[[Any], None] | None = None,
 ) -> AsyncGenerator[Any, None]:
     """Read `events()` within the scope that `begin()` opens; for the reader, its scope stays current.
 
@@ -60,7 +57,8 @@ async def traced(
                     event = await anext(source)
                 except StopAsyncIteration:
                     break
-                seen(event)
+                if seen is not None:
+                    seen(event)
             yield event
     except GeneratorExit:
         raise

@@ -953,8 +953,8 @@ MUTATIONS = (
     Mutation(
         "a span keeps texts though they are switched off",
         "core/tracing/open_span.py",
-        "        return {name: value for name, value in attributes.items() if name not in semconv.TEXTS}",
-        "        return attributes",
+        "    return {name: value for name, value in attributes.items() if name not in semconv.TEXTS}",
+        "    return attributes",
         unit("content_off", "test_the_store_has_no_text"),
     ),
     Mutation(
@@ -1185,6 +1185,13 @@ MUTATIONS = (
         '                _note(f"signal.signal({signal.Signals(number).name})")\n',
         "                pass\n",
         unit("main_thread", "test_a_refusal_is_asked_for_once"),
+    ),
+    Mutation(
+        "limits by signals are not watched while a run trains",
+        "core/agents/registry.py",
+        "    with carried_across_threads(), watched():\n",
+        "    with carried_across_threads():\n",
+        unit("main_thread", "test_an_evaluation_ends_too"),
     ),
     Mutation(
         "math-verify is 0 for every right answer",

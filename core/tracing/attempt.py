@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 from agl import semconv
-from agl.tracing import main_thread
 from agl.tracing.context import RolloutContext, Scope, close, end, start
 from agl.tracing.threads import carried_across_threads
 
@@ -14,7 +13,7 @@ from agl.tracing.threads import carried_across_threads
 @contextlib.contextmanager
 def running(rollout: RolloutContext) -> Iterator[Scope]:
     """Run a block as this rollout's attempt; its root span is `invoke_agent <agent>`."""
-    with carried_across_threads(), main_thread.watched():
+    with carried_across_threads():
         scope = start(semconv.INVOKE_AGENT, rollout.agent, agent=rollout.agent, rollout=rollout)
         assert scope is not None
         try:

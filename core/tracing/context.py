@@ -160,9 +160,11 @@ def snapshot() -> Scope | None:
     return _current.get()
 
 
-def restore(scope: Scope | None) -> None:
-    """Make this context hold a scope, such as that of a `snapshot`."""
+def restore(scope: Scope | None) -> Scope | None:
+    """Make this context hold a scope, such as that of a `snapshot`; the result is the one that it held before."""
+    before = _current.get()
     _current.set(scope)
+    return before
 
 
 _ACTORS = (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.INVOKE_AGENT)

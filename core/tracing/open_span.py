@@ -61,7 +61,7 @@ class OpenSpan(Span):
             SpanContext(trace_id, ids.generate_span_id(), is_remote=False, trace_flags=_SAMPLED),
             parent,
             provider.resource,
-            attributes=_checked(self._kept(attributes)),
+            attributes=_checked(attributes if content else _without_texts(attributes)),
             events=[],
             instrumentation_scope=_SCOPE,
         )
@@ -75,7 +75,8 @@ class OpenSpan(Span):
         """Add attributes. Those that are None are left out; so are values that OpenTelemetry has no type for, which it
         reports."""
         if self._end_time is None:
-            self._attributes.update(_checked(self._kept(attributes)))  # type: ignore[union-attr]
+            kept = attributes if self._content else _without_texts(attributes)
+            self._attributes.update(_checked(kept))  # type: ignore[union-attr]
 
     def set_attribute(self, key: str, value: Any) -> None:
         """Add an attribute."""
@@ -83,7 +84,8 @@ class OpenSpan(Span):
 
     def add_event(self, name: str, attributes: Any = None, timestamp: int | None = None) -> None:
         """Add an event."""
-        super().add_event(name, self._kept(attributes or {}), timestamp)
+        kept = attributes if self._content else _without_texts(attributes or {})
+        super().add_event(name, kept, timestamp)
 
     def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
         """Set the status."""
@@ -92,11 +94,6 @@ class OpenSpan(Span):
             kind = (self._attributes or {}).get(semconv.ERROR_TYPE) if code is StatusCode.ERROR else None
             status, description = Status(code, None if kind is None else str(kind)), None
         super().set_status(status, description)
-
-    def _kept(self, attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self._content:
-            return attributes
-        return {name: value for name, value in attributes.items() if name not in semconv.TEXTS}
 
     def end(self, end_time: int | None = None) -> None:
         """End the span; a second call does nothing."""
@@ -137,6 +134,10 @@ class EndedSpan(NonRecordingSpan):
         self.name = span.name
         self.parent = span.parent
         self.resource = span.resource
+
+
+def _without_texts(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in attributes.items() if name not in semconv.TEXTS}
 
 
 def _checked(attributes: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def in_rollout(function: Any) -> Any:
     results: list[Any] = []
 
     def body() -> None:
-        with tracing.running(tracing.RolloutContext("ro-1", 1, "a", select(None))):
+        with main_thread.watched(), tracing.running(tracing.RolloutContext("ro-1", 1, "a", select(None))):
             try:
                 results.append(function())
             except BaseException as error:
