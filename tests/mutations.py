@@ -1194,6 +1194,21 @@ MUTATIONS = (
         unit("main_thread", "test_an_evaluation_ends_too"),
     ),
     Mutation(
+        "a limit leaves the interpreter's mark that an exception waits",
+        "core/tracing/main_thread.py",
+        "            over = True\n",
+        "            over = True\n"
+        "            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), None)\n",
+        unit("main_thread", "test_a_limit_leaves_an_interpreter_in_which_profilers_and_debuggers_work"),
+    ),
+    Mutation(
+        "a limit fires though its block has ended",
+        "core/tracing/main_thread.py",
+        "            if not over:\n",
+        "            if True:\n",
+        unit("main_thread", "test_a_limit_that_fires_as_its_block_ends_raises_nothing_later"),
+    ),
+    Mutation(
         "math-verify is 0 for every right answer",
         "core/tracing/main_thread.py",
         "    _restore.append(when_imported(_MATH_VERIFY, _limit_without_signals))\n",

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -269,3 +270,42 @@ def test_a_refusal_is_asked_for_once() -> None:
         return "done"
 
     assert in_rollout(twice) == "done"
+
+
+PROFILED = """
+import sys
+from agl.tracing.main_thread import _raised_after
+
+for seconds, work in ((60.0, 0), (0.01, 10**9)):
+    try:
+        with _raised_after(seconds, TimeoutError):
+            for _ in range(work):
+                pass
+    except TimeoutError:
+        print("limited")
+sys.setprofile(lambda *_: None)
+print(sum(n for n in range(10)))
+"""
+
+
+def test_a_limit_leaves_an_interpreter_in_which_profilers_and_debuggers_work() -> None:
+    """A withdrawn exception leaves a mark that one waits, under which a profiler makes Python 3.11 turn for ever."""
+    ran = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, timeout=120, check=True)
+    assert ran.stdout.split() == ["limited", "45"]
+
+
+class TooLateToCancel(threading.Timer):
+    """A timer that has woken already when it is cancelled."""
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_limit_that_fires_as_its_block_ends_raises_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Timer", TooLateToCancel)
+        with main_thread._raised_after(0.05, TimeoutError):
+            pass
+    [timer] = [thread for thread in threading.enumerate() if isinstance(thread, TooLateToCancel)]
+    while timer.is_alive():
+        pass
