@@ -1209,6 +1209,47 @@ MUTATIONS = (
         unit("main_thread", "test_a_limit_that_fires_as_its_block_ends_raises_nothing_later"),
     ),
     Mutation(
+        "an overflow has no words that frameworks know",
+        "trainer/gateway/dialects/error_forms.py",
+        "    if not isinstance(error, PromptTooLongError):\n",
+        "    if True:\n",
+        unit("error_forms", "test_a_framework_knows_an_overflow[langchain_anthropic]"),
+    ),
+    Mutation(
+        "the Messages API takes a schema and ignores it",
+        "trainer/gateway/dialects/messages/body.py",
+        "        grammar=_grammar(body),\n",
+        "",
+        (
+            "tests/integration/test_structured_output.py::"
+            "test_every_rollout_parses_and_is_trained_exactly[anthropic_format-1]",
+        ),
+    ),
+    Mutation(
+        "a strict tool of the Messages API is held to nothing",
+        "trainer/gateway/dialects/messages/body.py",
+        '"input_schema": dict, "strict": bool | None}',
+        '"input_schema": dict}',
+        (
+            "tests/integration/test_structured_output.py::"
+            "test_every_rollout_parses_and_is_trained_exactly[anthropic_free_tool-1]",
+        ),
+    ),
+    Mutation(
+        "a format of an unknown type is free text",
+        "trainer/gateway/dialects/common.py",
+        "    if kind not in types:\n",
+        "    if kind not in types and False:\n",
+        unit("gateway", "test_a_format_that_cannot_be_held_is_refused"),
+    ),
+    Mutation(
+        "a response object lacks a field of the schema",
+        "trainer/gateway/dialects/responses/answer.py",
+        '        "presence_penalty": body.presence_penalty or 0.0,\n',
+        "",
+        unit("responses", "test_every_response_object_fits_the_schema_of_open_responses[nothing]"),
+    ),
+    Mutation(
         "math-verify is 0 for every right answer",
         "core/tracing/main_thread.py",
         "    _restore.append(when_imported(_MATH_VERIFY, _limit_without_signals))\n",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -111,12 +113,24 @@ async def test_an_engine_that_holds_to_no_schema_answers_and_one_line_says_so(ca
     assert "ScriptedEngine does not enforce" in said
 
 
+@pytest.mark.parametrize(
+    ("form", "why"),
+    [
+        ({"type": "json_schema", "json_schema": {"schema": "x"}}, "has no schema"),
+        ({"type": "json_schema", "json_schema": {"name": "answer"}}, "has no schema"),
+        ({"type": "json_schema"}, "has no schema"),
+        ({"type": "grammar", "grammar": "x"}, "type is 'grammar'; it is one of 'text', 'json_object', 'json_schema'"),
+        ({"schema": {}}, "type is None"),
+    ],
+)
 @in_loop
-async def test_a_format_without_a_schema_is_refused():
+async def test_a_format_that_cannot_be_held_is_refused(form: dict[str, Any], why: str):
     async with serving(["{}"]) as rig:
         attempt = await rig.attempt()
-        with pytest.raises(openai.BadRequestError, match="response_format has no schema"):
-            await attempt.chat(response_format={"type": "json_schema", "json_schema": {"schema": "x"}})
+        with pytest.raises(openai.BadRequestError, match=re.escape(why)):
+            await attempt.chat(response_format=form)
+        with pytest.raises(openai.BadRequestError, match=re.escape(why)):
+            await attempt.client().responses.create(model="m", input="hi", text={"format": {**form, "name": "a"}})
         await attempt.close()
 
 

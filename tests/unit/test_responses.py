@@ -345,3 +345,59 @@ async def test_keys_are_checked():
         with pytest.raises(openai.AuthenticationError):
             await attempt.client(key="wrong").responses.create(model="m", input="hi")
         assert await attempt.close() == []
+
+
+# -- the published schema ----------------------------------------------------------------------------------------------
+
+SCHEMA_ASKS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a tool": {"tools": [{"type": "function", "name": "look"}], "parallel_tool_calls": False},
+    "a strict tool": {"tools": TOOLS, "tool_choice": "auto"},
+    "a format": {"text": {"format": {"type": "json_object"}, "verbosity": "low"}},
+    "a verbosity": {"text": {"verbosity": "low"}},
+    "an effort": {"reasoning": {"effort": "low"}},
+    "penalties of zero": {"extra_body": {"frequency_penalty": 0, "presence_penalty": 0.0}},
+    "keys": {"safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "flex", "metadata": {"a": "b"}},
+}
+
+
+@pytest.mark.parametrize("ask_for", SCHEMA_ASKS)
+@in_loop
+async def test_every_response_object_fits_the_schema_of_open_responses(ask_for: str) -> None:
+    """Whole and in a stream's events, by the types that are generated from its OpenAPI document."""
+    types = pytest.importorskip("openresponses_types")
+    async with serving(["12 apples", tool_call("1"), THOUGHT + "so"] * 2) as rig:
+        attempt = await rig.attempt()
+        whole = [(await ask(attempt, **SCHEMA_ASKS[ask_for])).model_dump() for _ in range(3)]
+        events = [event for _ in range(3) for event in await events_of(attempt, **SCHEMA_ASKS[ask_for])]
+        await attempt.close()
+    streamed = [(event.type, event.response.model_dump()) for event in events if hasattr(event, "response")]
+    assert {kind for kind, _ in streamed} == {"response.created", "response.in_progress", "response.completed"}
+    for found in (*whole, *(response for _, response in streamed)):
+        types.ResponseResource.model_validate(found)
+
+
+@in_loop
+async def test_what_was_asked_for_is_repeated() -> None:
+    form = {"type": "json_schema", "name": "answer", "schema": {"type": "object", "properties": {}}}
+    fields: dict[str, Any] = {"safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "flex"}
+    async with serving(["{}"]) as rig:
+        attempt = await rig.attempt()
+        answer = await ask(attempt, tools=[{"type": "function", "name": "look"}], text={"format": form}, **fields)
+        await attempt.close()
+    found = answer.model_dump()
+    assert {name: found[name] for name in fields} == fields
+    assert (found["presence_penalty"], found["frequency_penalty"]) == (0.0, 0.0)
+    [tool] = found["tools"]
+    assert (tool["name"], tool["description"], tool["parameters"], tool["strict"]) == ("look", None, None, False)
+    assert (found["text"]["format"]["name"], found["text"]["format"]["strict"]) == ("answer", False)
+
+
+@pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
+@in_loop
+async def test_a_penalty_is_refused_by_name(name: str) -> None:
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        with pytest.raises(openai.BadRequestError, match=f"{name} would sample from something other than the policy"):
+            await ask(attempt, extra_body={name: 0.5})
+        await attempt.close()

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from agl.tracing.http_hooks import GOOGLE as GOOGLE_METHODS
 from agl.trainer.gateway import http
 from agl.trainer.gateway.dialects.chat import CHAT
-from agl.trainer.gateway.dialects.common import openai_error
+from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.dialects.google import GOOGLE, GOOGLE_ARRAY
 from agl.trainer.gateway.dialects.google.body import read as read_google
 from agl.trainer.gateway.dialects.messages import MESSAGES

@@ -11,22 +11,35 @@ log = logging.getLogger("agl.gateway")
 
 
 class RequestError(Exception):
-    """A request that cannot be served.
+    """A request that cannot be served; `dialects.error_forms` has the words of each API.
 
     Attributes:
-        status: HTTP status. message: for the client. code: machine-readable. param: the field at fault.
+        status: HTTP status.
+        message: for the client.
+        code: machine-readable.
+        param: the field at fault.
     """
 
     def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.message, self.code, self.param = status, message, code, param
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
 
-    @property
-    def kind(self) -> str:
-        """The error's type in OpenAI's terms."""
-        return {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
-            self.status, "invalid_request_error" if self.status < 500 else "server_error"
-        )
+
+class PromptTooLongError(RequestError):
+    """A prompt that does not fit into the context; `agl.mdp.faults` knows it by its code.
+
+    Attributes:
+        tokens: of the prompt; None where they were not counted.
+        limit: the context's length in tokens; None where only an engine knows it.
+    """
+
+    def __init__(self, message: str, tokens: int | None = None, limit: int | None = None) -> None:
+        super().__init__(400, message, code=CONTEXT_LENGTH, param="messages")
+        self.tokens = tokens
+        self.limit = limit
 
 
 def invalid_key(rollout_id: str, attempt: int) -> RequestError:
@@ -38,18 +51,13 @@ def invalid_key(rollout_id: str, attempt: int) -> RequestError:
     )
 
 
-def prompt_too_long(message: str) -> RequestError:
-    """The refusal of a prompt that does not fit into the context; `agl.mdp.faults` knows it by its code."""
-    return RequestError(400, message, code=CONTEXT_LENGTH, param="messages")
-
-
 def refusal(error: Exception) -> RequestError:
     """An error as the client gets it."""
     match error:
         case RequestError():
             return error
         case ContextLengthError():
-            return prompt_too_long(error.message)
+            return PromptTooLongError(error.message)
         case EngineError():
             return RequestError(503, error.message, code="engine_error")
         case AglError():

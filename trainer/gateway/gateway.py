@@ -35,7 +35,7 @@ from agl.trainer.gateway.calls import (
     rendered_prompt,
     request_record,
 )
-from agl.trainer.gateway.errors import RequestError, invalid_key, prompt_too_long, refusal
+from agl.trainer.gateway.errors import PromptTooLongError, RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.sessions import SessionMatch
 from agl.trainer.http.auth import key_of, matches
@@ -459,9 +459,11 @@ def _sampling(served: ServedPolicy, rules: SamplingRules, requested: Sampling, p
     """
     room = served.engine.max_context - prompt_tokens
     if room < 1:
-        raise prompt_too_long(
+        raise PromptTooLongError(
             f"the prompt has {prompt_tokens} tokens, which leaves no room in a context of "
-            f"{served.engine.max_context}; shorten the history or train a model with a longer context"
+            f"{served.engine.max_context}; shorten the history or train a model with a longer context",
+            prompt_tokens,
+            served.engine.max_context,
         )
     bound = room if rules.max_tokens is None else min(room, rules.max_tokens)
     return Sampling(

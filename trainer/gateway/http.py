@@ -20,7 +20,7 @@ from agl.tracing.system_prompts import NamedTexts, replace_system_prompts
 from agl.trainer.gateway.access import Access, PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply
 from agl.trainer.gateway.dialects.base import Dialect, DialectRequest
-from agl.trainer.gateway.errors import RequestError, prompt_too_long, refusal
+from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http import agent_name as agent_name  # for PREFIX
 from agl.trainer.http.auth import key_of
@@ -185,9 +185,10 @@ def _too_large(size: int, limits: Limits, max_context: int) -> RequestError | No
         )
     longest = max_context * limits.bytes_per_token + _OTHER_BYTES
     if size > longest:
-        return prompt_too_long(
+        return PromptTooLongError(
             f"the request has {size} bytes; even with {limits.bytes_per_token} bytes in a token it does not fit into a "
-            f"context of {max_context} tokens: shorten the history; {setting('bytes_per_token')}"
+            f"context of {max_context} tokens: shorten the history; {setting('bytes_per_token')}",
+            limit=max_context,
         )
     return None
 

@@ -1,4 +1,4 @@
-"""What dialects share: checked bodies, text parts, tool choice, log-probs, OpenAI's errors, server-sent events."""
+"""What dialects share: checked bodies, text parts, tool choice, log-probs, server-sent events."""
 
 from __future__ import annotations
 
@@ -54,23 +54,48 @@ def validated(model: type[Body], data: Any) -> Body:
         raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
 
 
-def json_schema(form: Any, where: str) -> str:
-    """The JSON schema that an answer must fit, as JSON text, of a format as OpenAI's APIs have it; "" for free text.
+def require_neutral(body: BaseModel, *names: str) -> None:
+    """Refuse what would sample from something other than the policy.
 
     Raises:
-        RequestError: 400, a schema that is no object.
+        RequestError: 400, one of these fields has a value other than its neutral one.
     """
-    if not isinstance(form, dict):
+    for name in names:
+        if getattr(body, name):
+            raise RequestError(
+                400,
+                f"{name} would sample from something other than the policy in training, so it is not supported; "
+                "leave it out",
+                code="unsupported_parameter",
+                param=name,
+            )
+
+
+def json_schema(form: Any, where: str, types: Sequence[str] = ("text", "json_object", "json_schema")) -> str:
+    """The JSON schema that an answer must fit, as JSON text; "" for free text.
+
+    Args:
+        form: the format as the API has it, None for none.
+        where: names it in errors.
+        types: those of the API.
+
+    Raises:
+        RequestError: 400, a type that the API does not have, or no schema where the type needs one.
+    """
+    if form is None:
         return ""
-    if form.get("type") == "json_object":
+    kind = expect(form, dict, where, "is not an object").get("type")
+    if kind not in types:
+        why = f"{where}.type is {kind!r}; it is one of {', '.join(map(repr, types))}"
+        raise RequestError(400, why, code="invalid_value", param=f"{where}.type")
+    if kind == "text":
+        return ""
+    if kind == "json_object":
         return '{"type": "object"}'
-    if form.get("type") != "json_schema":
-        return ""
-    # Chat Completions has it one level deeper than Responses.
-    schema = form.get("json_schema", form)
-    return json.dumps(
-        expect(schema.get("schema", {}) if isinstance(schema, dict) else schema, dict, where, "has no schema")
-    )
+    # Chat Completions has it one level deeper than the others.
+    inner = form.get("json_schema", form)
+    schema = inner.get("schema") if isinstance(inner, dict) else None
+    return json.dumps(expect(schema, dict, where, "has no schema"))
 
 
 def expect(value: Any, kind: Any, where: str, otherwise: str) -> Any:
@@ -188,11 +213,6 @@ def logprob_entries(completion: Completion, rendering: Rendering) -> list[dict[s
         top = completion.top_logprobs[k] if k < len(completion.top_logprobs) else ()
         entries.append({**entry(token, logprob), "top_logprobs": [entry(t, lp) for t, lp in top]})
     return entries
-
-
-def openai_error(error: RequestError) -> dict[str, Any]:
-    """The error in OpenAI's form."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
 
 def sse(data: Any, event: str | None = None) -> bytes:

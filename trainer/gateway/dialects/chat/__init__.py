@@ -7,6 +7,6 @@ from agl.trainer.gateway.dialects.base import Dialect
 from agl.trainer.gateway.dialects.chat.answer import answer
 from agl.trainer.gateway.dialects.chat.body import read
 from agl.trainer.gateway.dialects.chat.stream import ChatStream
-from agl.trainer.gateway.dialects.common import openai_error
+from agl.trainer.gateway.dialects.error_forms import openai_error
 
 CHAT = Dialect("chatcmpl-", read, answer, ChatStream, openai_error)

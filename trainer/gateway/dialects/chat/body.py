@@ -17,6 +17,7 @@ from agl.trainer.gateway.dialects.common import (
     fields,
     json_schema,
     named_tool,
+    require_neutral,
     tool_choice,
     typed,
     validated,
@@ -85,15 +86,7 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
         RequestError: 400, naming the field at fault.
     """
     body = validated(ChatBody, data)
-    for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
-        if getattr(body, name):
-            raise RequestError(
-                400,
-                f"{name} would sample from something other than the policy in training, so it is not supported; "
-                "leave it out",
-                code="unsupported_parameter",
-                param=name,
-            )
+    require_neutral(body, "frequency_penalty", "presence_penalty", "logit_bias")
     for i, message in enumerate(body.messages):
         _check_message(message, f"messages.{i}")
     tools, force = _tools(body)

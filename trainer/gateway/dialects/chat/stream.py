@@ -10,8 +10,9 @@ from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.chat.answer import logprobs, usage
 from agl.trainer.gateway.dialects.chat.body import ChatCompletionsRequest
-from agl.trainer.gateway.dialects.common import openai_error, sse
+from agl.trainer.gateway.dialects.common import sse
 from agl.trainer.gateway.dialects.deltas import MessageDeltas
+from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import RequestError
 
 

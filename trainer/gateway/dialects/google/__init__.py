@@ -4,9 +4,10 @@ Source: Gemini API reference, "Generating content"; Google AIP-193, "Errors".
 """
 
 from agl.trainer.gateway.dialects.base import Dialect
-from agl.trainer.gateway.dialects.google.answer import answer, error_body
+from agl.trainer.gateway.dialects.error_forms import google_error
+from agl.trainer.gateway.dialects.google.answer import answer
 from agl.trainer.gateway.dialects.google.body import read
 from agl.trainer.gateway.dialects.google.stream import ArrayStream, GoogleStream
 
-GOOGLE = Dialect("gen_", read, answer, GoogleStream, error_body)
-GOOGLE_ARRAY = Dialect("gen_", read, answer, ArrayStream, error_body, "application/json")
+GOOGLE = Dialect("gen_", read, answer, GoogleStream, google_error)
+GOOGLE_ARRAY = Dialect("gen_", read, answer, ArrayStream, google_error, "application/json")

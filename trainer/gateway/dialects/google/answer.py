@@ -1,4 +1,4 @@
-"""The JSON answer of Google's API, and its errors."""
+"""The JSON answer of Google's API."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from agl.messages.google import SIGNATURE
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Reply, ServedPolicy
 from agl.trainer.gateway.dialects.google.body import GoogleRequest
-from agl.trainer.gateway.errors import RequestError
-
-_STATUSES = {401: "UNAUTHENTICATED", 404: "NOT_FOUND", 429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 503: "UNAVAILABLE"}
 
 
 def answer(pending: PendingRequest, served: ServedPolicy, request: GoogleRequest, replies: Sequence[Reply]) -> bytes:
@@ -20,12 +17,6 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: GoogleRequest
     found = {i: parts(reply.message, request) for i, reply in enumerate(replies)}
     # Not orjson: a model writes integers of any length.
     return json.dumps(response(pending, served, found, replies)).encode()
-
-
-def error_body(error: RequestError) -> dict[str, Any]:
-    """The error in Google's form."""
-    status = _STATUSES.get(error.status, "INVALID_ARGUMENT" if error.status < 500 else "INTERNAL")
-    return {"error": {"code": error.status, "message": error.message, "status": status}}
 
 
 def response(

@@ -9,7 +9,8 @@ from typing import Any
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.deltas import MessageDeltas
-from agl.trainer.gateway.dialects.google.answer import error_body, parts, response
+from agl.trainer.gateway.dialects.error_forms import google_error
+from agl.trainer.gateway.dialects.google.answer import parts, response
 from agl.trainer.gateway.dialects.google.body import GoogleRequest
 from agl.trainer.gateway.errors import RequestError
 
@@ -38,7 +39,7 @@ class GoogleStream:
 
     def fail(self, error: RequestError) -> Iterator[bytes]:
         """The error of an answer that broke off."""
-        yield self._written(error_body(error)) + self.end
+        yield self._written(google_error(error)) + self.end
 
     def _written(self, data: Any) -> bytes:
         return self.before + json.dumps(data).encode() + self.after

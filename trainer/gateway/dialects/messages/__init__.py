@@ -4,8 +4,9 @@ Source: Anthropic API reference, "Create a Message", "Count Message tokens", "St
 """
 
 from agl.trainer.gateway.dialects.base import Dialect
-from agl.trainer.gateway.dialects.messages.answer import answer, error_body
+from agl.trainer.gateway.dialects.error_forms import anthropic_error
+from agl.trainer.gateway.dialects.messages.answer import answer
 from agl.trainer.gateway.dialects.messages.body import read
 from agl.trainer.gateway.dialects.messages.stream import MessagesStream
 
-MESSAGES = Dialect("msg_", read, answer, MessagesStream, error_body)
+MESSAGES = Dialect("msg_", read, answer, MessagesStream, anthropic_error)

@@ -1,4 +1,4 @@
-"""The JSON answer of Anthropic Messages, and its errors."""
+"""The JSON answer of Anthropic Messages."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ from typing import Any
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import ChatRequest, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.messages.body import MessagesRequest
-from agl.trainer.gateway.errors import RequestError
 from agl.trainer.rendering.rendering import Rendering
-
-_ERROR_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
 
 
 def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesRequest, replies: Sequence[Reply]) -> bytes:
@@ -43,16 +34,6 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
     }
     # Not orjson: a model writes integers of any length.
     return json.dumps(message).encode()
-
-
-def error_body(error: RequestError) -> dict[str, Any]:
-    """The error in Anthropic's form."""
-    kind = _ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    body: dict[str, Any] = {"type": kind, "message": error.message}
-    if error.param == "thread":
-        # By this the SDK's tool runner knows to go on without, and sends whole histories.
-        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": body}
 
 
 def message_head(pending: PendingRequest, served: ServedPolicy) -> dict[str, Any]:

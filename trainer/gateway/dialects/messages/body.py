@@ -13,7 +13,16 @@ from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
-from agl.trainer.gateway.dialects.common import Fields, ToolChoice, any_tool, content, fields, tool_names, validated
+from agl.trainer.gateway.dialects.common import (
+    Fields,
+    ToolChoice,
+    any_tool,
+    content,
+    fields,
+    json_schema,
+    tool_names,
+    validated,
+)
 from agl.trainer.gateway.errors import RequestError
 
 
@@ -32,9 +41,10 @@ class MessagesBody(BaseModel, extra="forbid"):
     top_k: int | None = Field(None, ge=0)
     thinking: dict[str, Any] | None = None
     stream: bool | None = None
-    # No effect. Sampling is never constrained to a format: the policy has to learn it.
-    output_config: Any = None
-    output_format: Any = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    """What `output_config.format` was called before."""
+    # No effect.
     metadata: Any = None
     cache_control: Any = None
     service_tier: Any = None
@@ -79,6 +89,7 @@ _BLOCKS: Mapping[str, Mapping[str, Fields]] = {
     },
 }
 """Role -> the types of its blocks, and their fields."""
+_TOOL: Fields = {"name": str, "description": str | None, "input_schema": dict, "strict": bool | None}
 
 
 def read(data: Any, access: Access, *, counting: bool = False) -> MessagesRequest:
@@ -117,6 +128,7 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=body.top_k or 0,
         stop=tuple(body.stop_sequences or ()),
+        grammar=_grammar(body),
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
     failed_tools = frozenset(result.id for message in history for result in message.tool_results if result.failed)
@@ -131,6 +143,14 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         one_call=bool((body.tool_choice or {}).get("disable_parallel_tool_use")),
     )
     return DialectRequest(body, chat, bool(body.stream))
+
+
+def _grammar(body: MessagesBody) -> str:
+    """The JSON schema that the answer must fit, as JSON text; "" for free text."""
+    form = (body.output_config or {}).get("format")
+    if form is not None:
+        return json_schema(form, "output_config.format", ("json_schema",))
+    return json_schema(body.output_format, "output_format", ("json_schema",))
 
 
 def _message(message: Mapping[str, Any], where: str) -> list[Message]:
@@ -174,7 +194,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             code="unsupported_value",
             param=f"{where}.type",
         )
-    return fields(tool, {"name": str, "description": str | None, "input_schema": dict}, where)
+    return fields(tool, _TOOL, where)
 
 
 def _invalid(where: str, why: str) -> RequestError:

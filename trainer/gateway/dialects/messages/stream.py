@@ -9,7 +9,8 @@ from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.common import sse
 from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
-from agl.trainer.gateway.dialects.messages.answer import error_body, message_head, stop_fields, usage
+from agl.trainer.gateway.dialects.error_forms import anthropic_error
+from agl.trainer.gateway.dialects.messages.answer import message_head, stop_fields, usage
 from agl.trainer.gateway.dialects.messages.body import MessagesRequest
 from agl.trainer.gateway.errors import RequestError
 
@@ -46,7 +47,7 @@ class MessagesStream:
 
     def fail(self, error: RequestError) -> Iterator[bytes]:
         """The error of an answer that broke off."""
-        yield sse(error_body(error), "error")
+        yield sse(anthropic_error(error), "error")
 
     def _start(self, prompt_tokens: int) -> Iterator[bytes]:
         if not self._started:

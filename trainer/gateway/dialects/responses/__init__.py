@@ -4,7 +4,7 @@ Source: OpenAI API reference, "Create a model response" and "Streaming events" o
 """
 
 from agl.trainer.gateway.dialects.base import Dialect
-from agl.trainer.gateway.dialects.common import openai_error
+from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.dialects.responses.answer import answer
 from agl.trainer.gateway.dialects.responses.body import read
 from agl.trainer.gateway.dialects.responses.stream import ResponsesStream

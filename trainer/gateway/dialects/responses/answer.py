@@ -15,6 +15,9 @@ from agl.trainer.gateway.dialects.responses.body import ResponsesBody, Responses
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
+_TOOL = {"description": None, "parameters": None, "strict": False}
+"""What is said of a tool where its request says nothing. Arguments are held to a schema only where `strict` says so."""
+
 
 def answer(pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest, replies: Sequence[Reply]) -> bytes:
     """The response object of the only reply."""
@@ -82,17 +85,30 @@ def response_object(
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
-        "reasoning": body.reasoning or {"effort": None, "summary": None},
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
+        "safety_identifier": body.safety_identifier,
+        # The one that a request without it, or with "auto", is said to be served by.
+        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": body.text or {"format": {"type": "text"}},
+        "text": _text(body.text or {}),
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": [_TOOL | tool for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+
+
+def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
+    form = asked.get("format") or {"type": "text"}
+    if form.get("type") == "json_schema":
+        form = {"description": None, "strict": False, **form}
+    return {**asked, "format": form}
 
 
 def _usage(reply: Reply) -> dict[str, Any]:

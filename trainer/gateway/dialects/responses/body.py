@@ -19,6 +19,7 @@ from agl.trainer.gateway.dialects.common import (
     fields,
     json_schema,
     named_tool,
+    require_neutral,
     tool_choice,
     validated,
 )
@@ -45,6 +46,9 @@ class ResponsesBody(OpenAIBody):
     stream: bool | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    # Only their neutral values can be honoured exactly.
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
     # They refer to state on OpenAI's servers, which does not exist here.
     background: bool | None = None
     conversation: Any = None
@@ -104,6 +108,7 @@ def read(data: Any, access: Access) -> ResponsesRequest:
     for name, instead in _UNSUPPORTED.items():
         if getattr(body, name):
             raise RequestError(400, f"{name} is not supported: {instead}", code="unsupported_parameter", param=name)
+    require_neutral(body, "frequency_penalty", "presence_penalty")
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     expect(items, list, "input", "is neither text nor a list of items")
     if not items:

@@ -1,0 +1,88 @@
+"""Errors in the form of each API: one table of types, and the words that clients look for.
+
+Frameworks know an overflow of the context by the words of the provider: LangChain's summarising middleware, Strands'
+conversation managers and Pydantic AI shorten the history where they find them, and go on. What an API has no words for
+keeps ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from agl.trainer.gateway.errors import PromptTooLongError, RequestError
+
+
+class Types(NamedTuple):
+    """What each API calls the errors of an HTTP status.
+
+    Attributes:
+        openai: `error.type` of Chat Completions and Responses.
+        anthropic: `error.type` of Messages.
+        google: `error.status` of Google's API.
+    """
+
+    openai: str
+    anthropic: str
+    google: str
+
+
+_REFUSED = Types("invalid_request_error", "invalid_request_error", "INVALID_ARGUMENT")
+_FAILED = Types("server_error", "api_error", "INTERNAL")
+TYPES = {
+    401: Types("authentication_error", "authentication_error", "UNAUTHENTICATED"),
+    403: Types("permission_error", "permission_error", "PERMISSION_DENIED"),
+    404: Types("not_found_error", "not_found_error", "NOT_FOUND"),
+    413: Types("invalid_request_error", "request_too_large", "INVALID_ARGUMENT"),
+    429: Types("rate_limit_error", "rate_limit_error", "RESOURCE_EXHAUSTED"),
+    499: Types("invalid_request_error", "invalid_request_error", "CANCELLED"),
+    503: Types("server_error", "api_error", "UNAVAILABLE"),
+}
+"""HTTP status -> its types; other refusals are invalid requests, and other failures are the server's."""
+
+
+def types(status: int) -> Types:
+    """The types of an HTTP status."""
+    return TYPES.get(status, _REFUSED if status < 500 else _FAILED)
+
+
+def openai_error(error: RequestError) -> dict[str, Any]:
+    """The error in OpenAI's form; clients look for the words of its newer models or for those of its older ones."""
+    message = _overflow(
+        error,
+        "Input tokens exceed the configured limit of {limit} tokens, this model's maximum context length. "
+        "Your messages resulted in {tokens} tokens.",
+        "Input tokens exceed the configured limit, this model's maximum context length.",
+    )
+    kind = types(error.status).openai
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_error(error: RequestError) -> dict[str, Any]:
+    """The error in Anthropic's form."""
+    message = _overflow(
+        error, "prompt is too long: {tokens} tokens > {limit} maximum", "prompt is too long: no room is left"
+    )
+    body: dict[str, Any] = {"type": types(error.status).anthropic, "message": message}
+    if error.param == "thread":
+        # By this the SDK's tool runner knows to go on without, and sends whole histories.
+        body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": body}
+
+
+def google_error(error: RequestError) -> dict[str, Any]:
+    """The error in Google's form."""
+    message = _overflow(
+        error,
+        "The input token count ({tokens}) exceeds the maximum number of tokens allowed ({limit}).",
+        "The input token count exceeds the maximum number of tokens allowed.",
+    )
+    return {"error": {"code": error.status, "message": message, "status": types(error.status).google}}
+
+
+def _overflow(error: RequestError, counted: str, uncounted: str) -> str:
+    """The message of an error; that of an overflow begins with the words of an API."""
+    if not isinstance(error, PromptTooLongError):
+        return error.message
+    known = error.tokens is not None and error.limit is not None
+    words = counted.format(tokens=error.tokens, limit=error.limit) if known else uncounted
+    return f"{words} ({error.message})"
