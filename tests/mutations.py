@@ -1136,6 +1136,63 @@ MUTATIONS = (
         "if False:",
         ("tests/integration/test_bad_input.py::test_a_reward_that_is_not_a_finite_number",),
     ),
+    # -- templates that refuse what a policy samples ------------------------------------------------------------------
+    Mutation(
+        "two tool calls in one answer end a conversation with Llama 3.1's template",
+        "trainer/rendering/bridge.py",
+        "parts = self._proven(kind) if self._accepts(kind) else self._apart(kind)",
+        "parts = self._proven(kind)",
+        unit("template_refusals", "test_whatever_is_sampled_the_conversation_continues[llama31]"),
+    ),
+    Mutation(
+        "a history that the template refuses for an answer is nobody's fault",
+        "trainer/gateway/calls.py",
+        "        if refused is None:\n            raise\n",
+        "        if True:\n            raise\n",
+        unit("template_refusals", "test_two_tool_calls_that_no_prompt_can_show_are_the_policys_fault"),
+    ),
+    Mutation(
+        "a history that the template refuses is always a policy's fault",
+        "trainer/rendering/refusals.py",
+        "if not answers or not _accepts(rendering, messages, tools, plain, answers):",
+        "if not answers:",
+        unit("template_refusals", "test_what_is_refused_with_any_answer_is_no_fault_of_the_policys[order]"),
+    ),
+    Mutation(
+        "half a character in a tool's arguments fails the next prompt",
+        "trainer/rendering/normalise.py",
+        "_encodable(parsed) if isinstance(parsed, dict)",
+        "parsed if isinstance(parsed, dict)",
+        unit("template_refusals", "test_whatever_is_sampled_a_refused_history_is_the_policys_fault[chatml]"),
+    ),
+    Mutation(
+        "a result stands under a placeholder's name",
+        "trainer/rendering/bridge.py",
+        "named = NAME in joint.tail",
+        "named = False",
+        unit("template_refusals", "test_a_result_stands_under_the_name_of_the_tool_that_was_called"),
+    ),
+    Mutation(
+        "a history that the template refuses forbids every continuation",
+        "trainer/rendering/bridge.py",
+        "        except TemplateError:\n            return\n",
+        "        except ZeroDivisionError:\n            return\n",
+        unit("template_refusals", "test_a_second_tool_turn_is_continued_where_no_history_has_one"),
+    ),
+    Mutation(
+        "a package's renderer ends a conversation at two tool calls",
+        "trainer/rendering/package_renderer.py",
+        "            if len(kind.roles) == 1:\n",
+        "            if True:\n",
+        unit("template_refusals", "test_two_results_are_written_as_the_template_writes_each[package]"),
+    ),
+    Mutation(
+        "doctor does not say what a template refuses",
+        "trainer/rendering/refusals.py",
+        "            refused[name] = error.message\n",
+        "            continue\n",
+        unit("template_refusals", "test_doctor_knows_what_a_template_refuses"),
+    ),
     # -- whose fault an exception is ----------------------------------------------------------------------------------
     Mutation(
         "any JSON that cannot be read is the policy's fault",

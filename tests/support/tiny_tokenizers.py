@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -69,6 +71,36 @@ def template_tokenizer(name: str) -> Any:
     ours = name.removeprefix("agl_")
     file = TEMPLATES / f"{name}.jinja" if ours == name else AGL_TEMPLATES / f"{ours}.jinja"
     return tiny_tokenizer(specials, eos, file.read_text())
+
+
+_MARK = re.compile(r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c]+\uff5c>|</?[a-z_]+>|<[a-z_]+\||<\|[a-z_]+>|\[/?[A-Z_]+\]")
+_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|end|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<end_of_utterance>",
+)
+
+
+def published_templates() -> dict[str, Path]:
+    """The chat templates of well-known models, which TRL has copies of; none without TRL."""
+    found = importlib.util.find_spec("trl")
+    directory = Path(found.origin).parent / "chat_templates" if found and found.origin else None
+    files = sorted(directory.glob("*.jinja")) if directory else []
+    return {f"trl_{file.stem}": file for file in files if not file.stem.endswith("_training")}
+
+
+@cache
+def published_tokenizer(name: str) -> Any:
+    """A tokenizer with one of the `published_templates`, and with every mark in it as a control token."""
+    source = published_templates()[name].read_text()
+    marks = dict.fromkeys(_MARK.findall(source))
+    end = next((mark for mark in _ENDS if mark in marks), "</s>")
+    begin = ("<s>",) if "bos_token" in source else ()
+    return tiny_tokenizer(tuple(dict.fromkeys((*begin, *marks, end))), end, source)
 
 
 def _deepseek(*names: str) -> tuple[str, ...]:

@@ -95,7 +95,7 @@ class ChatTemplate:
             return self._tokenizer.apply_chat_template(
                 messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
             )
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise TemplateError(f"{type(error).__name__}: {error}") from error
 
     def ids(self, messages: Sequence[Message], tools: Tools) -> list[int] | IntArray:

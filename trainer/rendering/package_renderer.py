@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class PackageRenderer:
         tool_list = list(tools) if tools else None
         try:
             return self._renderer.render_ids(self.normalise(messages), tools=tool_list, add_generation_prompt=True)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise ConfigError(
                 f"the renderer {self._name!r} refuses these messages: {error}", hint=f"their roles are: {roles}"
@@ -134,7 +135,11 @@ class PackageRenderer:
         try:
             conversation = example(self.render, kind, [self.decode([i]) for i in self.stop_token_ids])
         except (ValueError, TypeError, KeyError) as error:
-            return f"the renderer {self._name!r} refuses such messages: {error}"
+            if len(kind.roles) == 1:
+                return f"the renderer {self._name!r} refuses such messages: {error}"
+            # It has no text of such a conversation to compare with, such as one with two tool calls in an answer.
+            apart = (self._try(replace(kind, roles=(role,)), stopped) for role in dict.fromkeys(kind.roles))
+            return next((reason for reason in apart if reason is not None), None)
         if isinstance(conversation, str):
             return conversation
         prompt, answer = self.encode(conversation.prompt), self.encode(conversation.answer)
