@@ -1193,6 +1193,42 @@ MUTATIONS = (
         "            continue\n",
         unit("template_refusals", "test_doctor_knows_what_a_template_refuses"),
     ),
+    # -- texts that are parts of longer ones --------------------------------------------------------------------------
+    Mutation(
+        "an imitated answer is encoded as if it began a text",
+        "trainer/rendering/rendering.py",
+        "        ids = self._model.encode_after(before, text)\n",
+        "        ids = self.encode(text)\n",
+        unit("token_text", "test_an_imitated_answer_begins_with_the_token_that_the_model_would_produce"),
+    ),
+    Mutation(
+        "what continues a conversation is encoded as if it began a text",
+        "trainer/rendering/bridge.py",
+        "return self._encode(before, tail)",
+        "return self._encode([], tail)",
+        unit("token_text", "test_a_continued_conversation_has_the_ids_of_the_whole_one[first-roles-whole]"),
+    ),
+    Mutation(
+        "a forced call is encoded as if it began a text",
+        "trainer/rendering/rendering.py",
+        "forced = self._model.encode_after(prompt, opening)",
+        "forced = self._model.encode(opening)",
+        unit("token_text", "test_a_forced_call_is_begun_with_the_ids_that_follow_the_prompt[legacy]"),
+    ),
+    Mutation(
+        "a byte too few takes back characters that were streamed",
+        "trainer/rendering/token_text.py",
+        "if not self._bytes.keys().isdisjoint(tokens):",
+        "if False:",
+        unit("token_text", "test_what_is_streamed_adds_up_to_what_is_recorded[first]"),
+    ),
+    Mutation(
+        "the tokens of log-probs are decoded alone",
+        "trainer/gateway/dialects/common.py",
+        "text = rendering.decode_after(before, [token])",
+        "text = rendering.decode([token])",
+        unit("token_text", "test_the_tokens_of_log_probs_add_up_to_the_answer[first]"),
+    ),
     # -- whose fault an exception is ----------------------------------------------------------------------------------
     Mutation(
         "any JSON that cannot be read is the policy's fault",

@@ -16,9 +16,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from jinja2.exceptions import TemplateError
 
+from agl.mdp.types import IntArray
 from agl.trainer.rendering.normalise import Tools
+from agl.trainer.rendering.token_text import CONTEXT
 from agl.trainer.rendering.toolchoice import NAME, PLACEHOLDER_TOOLS, VALUE, Render, placeholder_call
 
 MOST_KINDS = 256
@@ -87,7 +90,7 @@ class TemplateBridge:
 
     Args:
         render: the template.
-        encode: text -> ids; control tokens in the text are recognised, none is added.
+        encode: ids before a text, and the text -> its ids (`TokenText.encode_after`).
         control: text of each control token -> its id.
         eos: ids that the model is known to stop on.
 
@@ -96,7 +99,11 @@ class TemplateBridge:
     """
 
     def __init__(
-        self, render: Render, encode: Callable[[str], list[int]], control: dict[str, int], eos: Sequence[int]
+        self,
+        render: Render,
+        encode: Callable[[Sequence[int] | IntArray, str], list[int]],
+        control: dict[str, int],
+        eos: Sequence[int],
     ) -> None:
         self._render = render
         self._encode = encode
@@ -114,13 +121,13 @@ class TemplateBridge:
         return parts if isinstance(parts, str) else None
 
     def extend(
-        self, kind: Kind, last_id: int | None, new_messages: list[dict[str, Any]], tools: Tools
+        self, kind: Kind, prompt: IntArray, response: IntArray, new_messages: list[dict[str, Any]], tools: Tools
     ) -> list[int] | str:
         """The ids to put after the old ones.
 
         Args:
             kind: of the continuation.
-            last_id: the last sampled id.
+            prompt, response: int32 [P], [R], the old ids.
             new_messages: normalised.
             tools: of the request, the same as in the old prompt.
 
@@ -135,12 +142,13 @@ class TemplateBridge:
         except (_NotAppendOnly, TemplateError) as error:
             return str(error)
         close = parts[0].joint.close
-        stopped = last_id in self.stop_ids
-        if not stopped:
-            return self._encode(close + tail)
+        before = np.concatenate([prompt[-CONTEXT:], response])
+        last_id = int(response[-1]) if response.size else None
+        if last_id not in self.stop_ids:
+            return self._encode(before, close + tail)
         if self._control.get(close) != last_id:
             return f"the answer ended with token {last_id}, the chat template ends it with {close!r}"
-        return self._encode(tail)
+        return self._encode(before, tail)
 
     def _parts_of(self, kind: Kind) -> tuple[Part, ...] | str:
         """The parts in which new messages of a kind are written, or why there is no continuation."""
@@ -285,7 +293,7 @@ class TemplateBridge:
                 end += len(self._split(kind, text, end).rest)
         except (_NotAppendOnly, TemplateError):
             return None
-        ids = self._encode(text[end:].lstrip())
+        ids = self._encode([], text[end:].lstrip())
         return ids[0] if ids and ids[0] in self._control.values() else None
 
 

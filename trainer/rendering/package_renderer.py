@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from renderers.base import RENDERER_REGISTRY, ParsedToolCall, ToolCallParseStatus, create_renderer
 from renderers.configs import DefaultRendererConfig, config_from_name
 
@@ -15,13 +14,14 @@ from agl.errors import ConfigError, nearest
 from agl.mdp.types import IntArray
 from agl.trainer.rendering.bridge import Kind, example
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
+from agl.trainer.rendering.token_text import TokenText
 from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, ToolCall, assemble
 
 # If the arguments are an object, INVALID_JSON only means that an XML format's untyped value is text: a readable call.
 _READABLE = {ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallParseStatus.INVALID_JSON}
 
 
-class PackageRenderer:
+class PackageRenderer(TokenText):
     """A hand-written renderer; its continuations are tested on synthetic conversations before use. Thread-safe.
 
     Args:
@@ -36,7 +36,7 @@ class PackageRenderer:
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._developer = name == "gpt-oss"
         self._kimi = name.startswith("kimi")
         try:
@@ -54,15 +54,6 @@ class PackageRenderer:
         self._name = name
         self._proofs: dict[tuple[tuple[str, ...], bool, bool, bool], str | None] = {}
         self.stop_token_ids = tuple(int(i) for i in self._renderer.get_stop_token_ids())
-
-    def encode(self, text: str) -> list[int]:
-        """`text` as ids; control tokens in it are recognised, none is added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
-
-    def decode(self, ids: Sequence[int] | IntArray) -> str:
-        """The text of `ids`, control tokens included."""
-        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
         """The text of a conversation, up to the next assistant turn if `generation`."""
