@@ -1229,6 +1229,21 @@ MUTATIONS = (
         "text = rendering.decode([token])",
         unit("token_text", "test_the_tokens_of_log_probs_add_up_to_the_answer[first]"),
     ),
+    # -- arguments that are no JSON ----------------------------------------------------------------------------------
+    Mutation(
+        "NaN among a tool's arguments reaches clients",
+        "trainer/rendering/toolparsers.py",
+        "ensure_ascii=False, allow_nan=False)",
+        "ensure_ascii=False)",
+        unit("call_arguments", "test_arguments_are_json_for_every_parser[responses-whole]"),
+    ),
+    Mutation(
+        "arguments that no request may hold are a call",
+        "trainer/rendering/toolparsers.py",
+        "if _depth_exceeds(arguments, MOST_NESTED):",
+        "if False:",
+        unit("call_arguments", "test_arguments_that_are_nested_too_deep_are_no_call[a little]"),
+    ),
     # -- whose fault an exception is ----------------------------------------------------------------------------------
     Mutation(
         "any JSON that cannot be read is the policy's fault",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -155,10 +154,9 @@ def assistant_message(
     if ids:
         # A name may hold half of a surrogate pair, too.
         names = [call.name.encode(errors="replace").decode() for call in parsed.tool_calls]
-        texts = [_json_text(call.arguments) for call in parsed.tool_calls]
         message["tool_calls"] = [
-            {"id": i, "type": "function", "function": {"name": name, "arguments": text}}
-            for i, name, text in zip(ids, names, texts, strict=True)
+            {"id": i, "type": "function", "function": {"name": name, "arguments": call.arguments}}
+            for i, name, call in zip(ids, names, parsed.tool_calls, strict=True)
         ]
     elif message["content"] is None:
         message["content"] = ""
@@ -211,12 +209,3 @@ def request_record(
         if match is None or match.parent is None:
             record["tools"] = [dict(t) for t in request.tools or ()]
     return record
-
-
-def _json_text(text: str) -> str:
-    """A model can write half a surrogate pair as an escape, which JSON text can hold and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(json.loads(text))
-    return text

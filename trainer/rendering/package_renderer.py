@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from agl.mdp.types import IntArray
 from agl.trainer.rendering.bridge import Kind, example
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.token_text import TokenText
-from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, ToolCall, assemble
+from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, assemble, tool_call
 
 # If the arguments are an object, INVALID_JSON only means that an XML format's untyped value is text: a readable call.
 _READABLE = {ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallParseStatus.INVALID_JSON}
@@ -153,7 +152,7 @@ class PackageRenderer(TokenText):
             if not has_tools:
                 yield raw
             elif call.name and isinstance(call.arguments, dict) and call.status in _READABLE:
-                yield ToolCall(call.name, json.dumps(call.arguments, ensure_ascii=False), call.id)
+                yield tool_call(call.name, call.arguments, raw, call.id)
             else:
                 yield Malformed(raw)
 
