@@ -1193,6 +1193,13 @@ MUTATIONS = (
         "            continue\n",
         unit("template_refusals", "test_doctor_knows_what_a_template_refuses"),
     ),
+    Mutation(
+        "an answer with another end forks where nothing can fork",
+        "trainer/rendering/bridge.py",
+        "if last_id not in self.stop_ids or (len(parts) > 1 and not closed):",
+        "if last_id not in self.stop_ids:",
+        unit("template_refusals", "test_an_answer_with_another_end_is_closed_where_it_cannot_fork"),
+    ),
     # -- texts that are parts of longer ones --------------------------------------------------------------------------
     Mutation(
         "an imitated answer is encoded as if it began a text",

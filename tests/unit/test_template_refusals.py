@@ -96,12 +96,16 @@ class Conversation:
         ids, _, match = rendered_prompt(self.model, request, match)
         return ids, match
 
-    def answer(self, text: str) -> dict[str, Any]:
-        """Sample this answer to the next prompt; the message that the agent gets, which the conversation has, too."""
+    def answer(self, text: str, end: int | None = None) -> dict[str, Any]:
+        """Sample this answer to the next prompt; the message that the agent gets, which the conversation has, too.
+
+        Args:
+            end: the token that ends it; None for the one that the template writes there.
+        """
         prompt, match = self.prompt()
         sampled = self.model.encode(text)
         parsed = self.model.parse(sampled, self.tools, prompt_ids=prompt)
-        ids = int_array([*sampled, self.end("tool" if parsed.tool_calls else "user")])
+        ids = int_array([*sampled, self.end("tool" if parsed.tool_calls else "user") if end is None else end])
         assert self.model.parse(ids, self.tools, prompt_ids=prompt) == parsed
         message, _ = assistant_message(parsed, lambda k: f"call_{self.calls}_{k}")
         self.calls += 1
@@ -176,6 +180,22 @@ def test_whatever_is_sampled_the_conversation_continues(name: str) -> None:
                     assert -1 not in places
                     assert places == sorted(places)
     assert tried
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_ends_an_answer_the_conversation_continues(name: str) -> None:
+    model = model_of(name)
+    if begun(model) is None:
+        pytest.skip("the template takes no messages with a text as content")
+    for end in model.stop_token_ids:
+        for text in answers_of(model)[2:-1:3]:
+            for roles in (("user",), ("user", "user")):
+                conversation = begun(model)
+                assert conversation is not None
+                conversation.tell(roles, conversation.answer(text, end))
+                ids, match = conversation.prompt()
+                if match.parent is not None:
+                    assert ids[: len(conversation.sampled)].tolist() == conversation.sampled
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -316,18 +336,31 @@ TURNS = (
 )
 
 
-def chatml(refuse: str = "", head: str = "") -> Rendering:
-    """ChatML that refuses messages, or writes something after the role."""
+def chatml(refuse: str = "", head: str = "", end: str = "<|im_end|>") -> Rendering:
+    """ChatML that refuses messages, or writes something after the role; its tokenizer's end token is `end`."""
     shown = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     refuse = refuse and "{% if " + refuse + " %}{{ raise_exception('not like this') }}{% endif %}"
     template = shown + TURNS.replace("REFUSE", refuse).replace("HEAD", head)
-    return Rendering(tiny_tokenizer(CHATML_TOKENS, "<|im_end|>", template))
+    return Rendering(tiny_tokenizer(CHATML_TOKENS, end, template))
 
 
 def test_a_result_stands_under_the_name_of_the_tool_that_was_called() -> None:
     last = "{{ ' of ' ~ messages[loop.index0 - 1].tool_calls[0].function.name if m.role == 'tool' else '' }}"
     written = continued(chatml(head=last), _hermes([("lookup", {})]), [result("2")])
     assert written.startswith("\n<|im_start|>tool of lookup\n2<|im_end|>")
+
+
+def test_an_answer_with_another_end_is_closed_where_it_cannot_fork() -> None:
+    alternates = "m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user'"
+    conversation = begun(chatml(alternates, end="<|endoftext|>"))
+    assert conversation is not None
+    model = conversation.model
+    assert [model.decode([token]) for token in model.stop_token_ids] == ["<|endoftext|>", "<|im_end|>"]
+    conversation.tell(("user", "user"), conversation.answer("Plain.", model.stop_token_ids[0]))
+    ids, match = conversation.prompt()
+    assert match.parent is not None
+    turns = "".join(f"<|im_start|>user\ntold {i}<|im_end|>\n" for i in range(2))
+    assert model.decode(ids[len(conversation.sampled) :]) == f"<|im_end|>\n{turns}<|im_start|>assistant\n"
 
 
 def test_a_second_tool_turn_is_continued_where_no_history_has_one() -> None:

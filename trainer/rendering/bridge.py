@@ -144,9 +144,11 @@ class TemplateBridge:
         close = parts[0].joint.close
         before = np.concatenate([prompt[-CONTEXT:], response])
         last_id = int(response[-1]) if response.size else None
-        if last_id not in self.stop_ids:
+        closed = self._control.get(close) == last_id
+        # What the template does not take together cannot fork: there, any other end is followed by the template's.
+        if last_id not in self.stop_ids or (len(parts) > 1 and not closed):
             return self._encode(before, close + tail)
-        if self._control.get(close) != last_id:
+        if not closed:
             return f"the answer ended with token {last_id}, the chat template ends it with {close!r}"
         return self._encode(before, tail)
 
