@@ -1200,6 +1200,13 @@ MUTATIONS = (
         "if last_id not in self.stop_ids:",
         unit("template_refusals", "test_an_answer_with_another_end_is_closed_where_it_cannot_fork"),
     ),
+    Mutation(
+        "messages that are written apart repeat the end of the turn before them",
+        "trainer/rendering/bridge.py",
+        "        if first:\n            return tail\n",
+        "        if True:\n            return tail\n",
+        unit("template_refusals", "test_an_answer_with_another_end_is_closed_where_it_cannot_fork"),
+    ),
     # -- texts that are parts of longer ones --------------------------------------------------------------------------
     Mutation(
         "an imitated answer is encoded as if it began a text",

@@ -193,16 +193,18 @@ class TemplateBridge:
     def _apart(self, kind: Kind) -> tuple[Part, ...]:
         """New messages that the template does not take together: runs of one role, or single messages.
 
-        The history of each part has no system message, since that is among the old ids.
+        What is among the old ids is in the history of no part: the system message, and tools but for the last part.
 
         Raises:
             _NotAppendOnly, TemplateError: the template does not take them apart either.
         """
         kinds: list[Kind] = []
         for role, run in groupby(kind.roles):
-            together = replace(kind, roles=tuple(run), system=False)
+            together = replace(kind, roles=tuple(run), system=False, tools=False)
             alone = replace(together, roles=(role,))
             kinds += [together] if self._accepts(together) else [alone] * len(together.roles)
+        # Some templates write the tools anew before the last message.
+        kinds[-1] = replace(kinds[-1], tools=kind.tools)
         return tuple(Part(part, self._joint(part)) for part in kinds)
 
     def _joint(self, kind: Kind) -> Joint:
@@ -268,23 +270,36 @@ class TemplateBridge:
         rest = new_messages
         for part in parts:
             count = len(part.kind.roles)
-            texts.append(self._part_tail(part, rest[:count], tools, generation=len(rest) == count))
+            text = self._part_tail(part, rest[:count], tools, first=not texts, last=len(rest) == count)
+            texts.append(text)
             rest = rest[count:]
         return "".join(texts)
 
-    def _part_tail(self, part: Part, messages: list[dict[str, Any]], tools: Tools, *, generation: bool) -> str:
+    def _part_tail(self, part: Part, messages: list[dict[str, Any]], tools: Tools, *, first: bool, last: bool) -> str:
+        """The text of one part's messages; up to and including the next generation prompt if it is the last."""
         kind, joint = part.kind, part.joint
+        tools = tools if kind.tools else None
         # Where a template writes a result under the name of its call, that is the real one.
         named = NAME in joint.tail
-        text = self._render([*_history(kind, messages, named=named), *messages], tools, generation)
+        history = _history(kind, messages, named=named)
+        text = self._render([*history, *messages], tools, last)
         end = _answer_end(text, kind)
         rest = joint.rest
         if kind.n_calls:
-            last = messages[kind.n_calls - 1]
-            rest = rest.replace(_call_id(kind.n_calls - 1), str(last.get("tool_call_id") or _call_id(kind.n_calls - 1)))
+            placeholder = _call_id(kind.n_calls - 1)
+            call_id = messages[kind.n_calls - 1].get("tool_call_id")
+            rest = rest.replace(placeholder, str(call_id or placeholder))
         if not text.startswith(rest + joint.close, end):
             raise _NotAppendOnly("the chat template ends an answer differently before these messages")
-        return text[end + len(rest) + len(joint.close) :]
+        tail = text[end + len(rest) + len(joint.close) :]
+        if first:
+            return tail
+        # The part before has what follows the end of a turn, such as a line break.
+        turn = self._render(history, tools, False)
+        after_turn = turn[_answer_end(turn, kind) + len(rest) + len(joint.close) :]
+        if not tail.startswith(after_turn):
+            raise _NotAppendOnly("the chat template ends an answer differently before these messages")
+        return tail[len(after_turn) :]
 
     def _turn_close(self, kind: Kind) -> int | None:
         """The control token right after an assistant's turn; None when the template writes none there."""
