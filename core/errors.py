@@ -46,6 +46,10 @@ class ConfigError(AglError):
     """An option that does not exist, or a value that it cannot take."""
 
 
+class RefusedAnswerError(ConfigError):
+    """A conversation that the chat template refuses because of an answer in it: that of the call `where["call"]`."""
+
+
 class MissingExtraError(ConfigError, ModuleNotFoundError):
     """Something needs a package that is not installed; the hint has the line that installs it."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agl.agents.memory import MemoryUse
 from agl.errors import ConfigError, PolicyFault, described
-from agl.mdp.faults import CONTEXT_LENGTH
+from agl.mdp.faults import REFUSALS
 from agl.options import reject_unknown
 from agl.tracing.import_hooks import when_imported
 from agl.tracing.main_thread import watched
@@ -96,8 +96,8 @@ def wrap(agent: Any, reward: RewardFunction | None = None, *, memory: Any = None
 def answer_error_cause(error: BaseException) -> str | None:
     """What an exception says of a model's answer, a key of `agl.mdp.faults.CAUSES`; None of one that says nothing.
 
-    It is `agl.PolicyFault`, or of a class that an adapter names (`answer_errors`), or the refusal of a prompt that was
-    too long for the context. Also looks at what it was raised from, and into groups.
+    It is `agl.PolicyFault`, or of a class that an adapter names (`answer_errors`), or one of the `REFUSALS`. Also
+    looks at what it was raised from, and into groups.
     """
     causes = {name: c for adapter in adapters().values() for name, c in getattr(adapter, "answer_errors", {}).items()}
     for raised in causes_of(error):
@@ -107,7 +107,8 @@ def answer_error_cause(error: BaseException) -> str | None:
             if (cause := causes.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
                 return cause
     during = (*causes_of(error), *causes_of(error.__context__))
-    return "context" if any(CONTEXT_LENGTH in described(raised) for raised in during) else None
+    texts = [described(raised) for raised in during]
+    return next((cause for code, cause in REFUSALS.items() if any(code in text for text in texts)), None)
 
 
 def causes_of(error: BaseException | None) -> Iterator[BaseException]:

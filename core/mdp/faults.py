@@ -6,7 +6,8 @@ reward is the lowest of its group.
 Invariant: an exception is the policy's only where the exception itself says so. Either what it could not read is an
 answer of a policy, or its class says that its framework could not use an answer, or that the user blames the policy
 (`agl.PolicyFault`), or that a prompt outgrew the context, and the last call of the agent that raised was sampled by a
-policy. Whether an answer was cut is no evidence: a fault of the user's code may come after any answer.
+policy; or its last prompt was refused by the chat template because of an answer of a policy. Whether an answer was cut
+is no evidence: a fault of the user's code may come after any answer.
 """
 
 from __future__ import annotations
@@ -29,12 +30,18 @@ CAUSES: Final = {
     "unparsable": "its framework could not parse its answer",
     "turns": "it used up its turns",
     "context": "its conversation outgrew the context (max_context)",
+    "template": "the chat template refuses its answer in a later prompt",
     "limit": "what it ran exceeded a limit of its sandbox",
     "declared": "its agent raised agl.PolicyFault",
 }
 """The causes, and what each says of an agent."""
 CONTEXT_LENGTH: Final = "context_length_exceeded"
 """What the recorded error of a call begins with whose prompt did not fit into the context; OpenAI's code."""
+ANSWER_REFUSED: Final = "answer_refused"
+"""What it begins with if the chat template refuses an earlier answer in the prompt. Under the same name the call's
+request has the id of the call that gave this answer."""
+REFUSALS: Final = {CONTEXT_LENGTH: "context", ANSWER_REFUSED: "template"}
+"""The codes of refused requests that can be a policy's doing, and their causes."""
 _SHOWN = 160
 """Characters of an exception in one line."""
 
@@ -87,11 +94,11 @@ def find_fault(index: SpanIndex) -> Fault | None:
     inputs = root.attributes.get(semconv.AGENT_ERROR_INPUTS, ())
     sampled = [c for c in index.calls if c.policy is not None and c.error is None]
     call = _last_call(index, root, error)
-    if call is not None and (call.error or "").startswith(CONTEXT_LENGTH):
-        answered = [c for c in index.calls if c.agent == call.agent and c.error is None]
-        call = answered[-1] if answered else None
-        cause = cause or (None if _is_builtin(error) else "context")
-    elif cause == "context":
+    refusal = next((code for code in REFUSALS if call is not None and (call.error or "").startswith(code)), None)
+    if call is not None and refusal is not None:
+        call = _refused_answer(index, call, refusal)
+        cause = cause or (None if _is_builtin(error) else REFUSALS[refusal])
+    elif cause in REFUSALS.values():
         return None
     elif cause == "declared" and sampled and call not in sampled:
         call = sampled[-1]
@@ -100,9 +107,17 @@ def find_fault(index: SpanIndex) -> Fault | None:
         cause = "unparsable"
     if call is None or call.policy is None or call.error is not None or cause is None:
         return None
-    if cause not in ("limit", "context") and call.finish_reason == "length":
+    if cause not in ("limit", *REFUSALS.values()) and call.finish_reason == "length":
         cause = "length"
     return Fault(str(cause), call.agent, call.id, error)
+
+
+def _refused_answer(index: SpanIndex, refused: Call, code: str) -> Call | None:
+    """The call that gave the answer because of which a later call was refused; None if there is none."""
+    if code == ANSWER_REFUSED:
+        return next((c for c in index.calls if c.id == refused.request.get(ANSWER_REFUSED)), None)
+    answered = [c for c in index.calls if c.agent == refused.agent and c.error is None]
+    return answered[-1] if answered else None
 
 
 def _is_builtin(error: str) -> bool:

@@ -300,7 +300,8 @@ def test_doctor_says_what_a_model_can_do(untrained_model: Path, tmp_path: Path) 
     )
     able, unable = (examine_model(str(untrained_model), t, "cpu") for t in ("hermes", str(dropping)))
     assert (able.tools, able.system) == (None, None)
-    assert able.continued == {"user": None, "tool": None, "tool, user": None}
+    assert able.continued == {"user": None, "tool": None, "two tools": None, "tool, user": None}
+    assert able.refused == unable.refused == {}
     assert unable.system == "the chat template drops it"
     assert "cannot be used with tools" in str(unable.tools)
     model = AutoModelForCausalLM.from_pretrained(untrained_model)

@@ -273,6 +273,7 @@ class ScriptedRollouts:
     Args:
         script: as `ScriptedEngine`'s.
         group_size: rollouts per task. gateways: the processes that it asks for, as verl's algorithm does.
+        tokenizer: of the policies; None for the quickstart's.
 
     Attributes:
         calls: of each rollout in order, as the store holds them. rewards: likewise, of the whole rollout.
@@ -280,9 +281,14 @@ class ScriptedRollouts:
     """
 
     def __init__(
-        self, script: Iterable[Line] | Callable[[Asked], Line], *, group_size: int = 1, gateways: int = 1
+        self,
+        script: Iterable[Line] | Callable[[Asked], Line],
+        *,
+        group_size: int = 1,
+        gateways: int = 1,
+        tokenizer: Any = None,
     ) -> None:
-        self.engine = ScriptedEngine(quick_tokenizer(), script)
+        self.engine = ScriptedEngine(tokenizer or quick_tokenizer(), script)
         self.group_size, self.gateways = group_size, gateways
         self.trajectories: list[Trajectory] = []
         self.calls: list[list[Call]] = []
@@ -294,7 +300,7 @@ class ScriptedRollouts:
 
         def register(gateway: Gateway) -> None:
             for policy in policies:
-                gateway.serve(policy, self.engine, rendering_of(quick_tokenizer()))
+                gateway.serve(policy, self.engine, rendering_of(self.engine.tokenizer))
 
         await workplace.start(
             lambda mode: SamplingRules(max_tokens=512), policies[0], register=register, gateways=self.gateways

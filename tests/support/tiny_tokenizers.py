@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
@@ -69,6 +71,61 @@ def template_tokenizer(name: str) -> Any:
     ours = name.removeprefix("agl_")
     file = TEMPLATES / f"{name}.jinja" if ours == name else AGL_TEMPLATES / f"{ours}.jinja"
     return tiny_tokenizer(specials, eos, file.read_text())
+
+
+def sentencepiece_tokenizer(style: str, template: str, specials: Sequence[str] = ()) -> Any:
+    """A tokenizer like SentencePiece's, with bytes for what it has no token for.
+
+    Args:
+        style: where it puts a space: "legacy" before every text and behind every control token, "first" before a text.
+        specials: control tokens in addition to `<s>` and `</s>`.
+    """
+    alphabet = [f"<0x{byte:02X}>" for byte in range(256)]
+    bpe = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    trainer = BpeTrainer(vocab_size=420, special_tokens=["<unk>", "<s>", "</s>", *alphabet], show_progress=False)
+    bpe.train_from_iterator(['The answer is the sum . The user lookup {"name ": Done'] * 4, trainer)
+    if style == "legacy":
+        bpe.pre_tokenizer = None
+        bpe.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    else:
+        bpe.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    space = decoders.Replace("\u2581", " ")
+    bpe.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    bpe.add_tokens([AddedToken(text, special=True, normalized=False) for text in ("<s>", "</s>", *specials)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+_MARK = re.compile(r"<\|[^|<>\s]+\|>|<\uff5c[^\uff5c]+\uff5c>|</?[a-z_]+>|<[a-z_]+\||<\|[a-z_]+>|\[/?[A-Z_]+\]")
+_ENDS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<turn|>",
+    "<|end|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<end_of_utterance>",
+)
+
+
+def published_templates() -> dict[str, Path]:
+    """The chat templates of well-known models, which TRL has copies of; none without TRL."""
+    found = importlib.util.find_spec("trl")
+    directory = Path(found.origin).parent / "chat_templates" if found and found.origin else None
+    files = sorted(directory.glob("*.jinja")) if directory else []
+    return {f"trl_{file.stem}": file for file in files if not file.stem.endswith("_training")}
+
+
+@cache
+def published_tokenizer(name: str) -> Any:
+    """A tokenizer with one of the `published_templates`, and with every mark in it as a control token."""
+    source = published_templates()[name].read_text()
+    marks = dict.fromkeys(_MARK.findall(source))
+    end = next((mark for mark in _ENDS if mark in marks), "</s>")
+    begin = ("<s>",) if "bos_token" in source else ()
+    return tiny_tokenizer(tuple(dict.fromkeys((*begin, *marks, end))), end, source)
 
 
 def _deepseek(*names: str) -> tuple[str, ...]:

@@ -428,10 +428,10 @@ def test_stop_texts_are_found_across_tokens_and_inside_characters():
     tokenizer = tiny_tokenizer()
     ids = tokenizer.encode("so: é\n\nObservation: 4", add_special_tokens=False)
     for stop, rest in (("\nObservation:", " 4"), ("é", "\n\nObservation: 4"), ("4", "")):
-        watch = StopTexts((stop,), tokenizer)
+        watch = StopTexts((stop,), tokenizer.decode)
         ends = [watch.add(i) for i in ids]
         assert tokenizer.decode(ids[ends.index(True) + 1 :]) == rest
-    assert not any(map(StopTexts(("nothing",), tokenizer).add, ids))
+    assert not any(map(StopTexts(("nothing",), tokenizer.decode).add, ids))
 
 
 def test_a_sliding_window_bounds_the_context():

@@ -88,9 +88,10 @@ def test_continuations_say_what_the_renderer_says(name: str, cut: bool):
     inner = model._model
     assert isinstance(inner, PackageRenderer)
     stops = [model.decode([i]) for i in model.stop_token_ids]
-    shapes = [("user",), ("tool",), ("tool", "tool"), ("tool", "user")]
-    for roles in shapes[:2] if name == "llama-3" else shapes:
+    for roles in (("user",), ("tool",), ("tool", "tool"), ("tool", "user")):
         for reasoning in (False, True):
+            if (name, roles) == ("llama-3", ("tool", "tool")):
+                continue  # test_template_refusals.py: it renders no answer with two calls
             tried = example(inner.render, Kind(roles, "tool" in roles, False, reasoning), stops)
             if isinstance(tried, str):
                 continue

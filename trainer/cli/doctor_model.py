@@ -11,7 +11,7 @@ from agl.extras import TRAINING, require
 from agl.trainer.local.prepared import model_directory
 from agl.trainer.report import terminal
 
-CONTINUED = {"user": ("user",), "tool": ("tool",), "tool, user": ("tool", "user")}
+CONTINUED = {"user": ("user",), "tool": ("tool",), "two tools": ("tool", "tool"), "tool, user": ("tool", "user")}
 """Kinds of new messages, as people name them."""
 LORA_RANK = 16
 STEP_TOKENS, ROW_TOKENS = 4096, 1024
@@ -28,6 +28,7 @@ class ModelReport:
             in tokens. renderer: what renders its messages. stops: texts of the tokens that end an answer.
         tools, system: None if it takes tools, and system prompts; else why not.
         continued: new messages -> None if a conversation is continued token for token, else why it forks.
+        refused: what the chat template takes in no history -> why; a fork of a conversation with it ends its rollout.
         memory: what is trained -> bytes at the peak of an update; free: bytes here, None if not known.
     """
 
@@ -43,6 +44,7 @@ class ModelReport:
     tools: str | None
     system: str | None
     continued: dict[str, str | None]
+    refused: dict[str, str]
     memory: dict[str, int]
     free: int | None
 
@@ -65,6 +67,7 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
     from agl.trainer.local.memory import free_bytes, model_of_shapes, update_memory, with_adapters
     from agl.trainer.local.model import choose_device
     from agl.trainer.local.tokenizer import load_config, load_tokenizer
+    from agl.trainer.rendering.refusals import refused_histories
     from agl.trainer.rendering.rendering import Rendering
 
     directory = model_directory(os.path.expanduser(model), chat_template)
@@ -99,6 +102,7 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
         tools=None if refusal is None else f"{refusal.message} ({refusal.hint})",
         system=_system(rendering),
         continued={name: fork(roles) for name, roles in CONTINUED.items() if "tool" not in roles or refusal is None},
+        refused=refused_histories(rendering),
         memory=memory,
         free=free_bytes(where),
     )
@@ -131,6 +135,8 @@ def show(report: ModelReport) -> None:
     for name, reason in report.continued.items():
         what = "continued token for token" if reason is None else f"the conversation forks: {reason}"
         line(f"after {name}", what, reason is None)
+    for name, reason in report.refused.items():
+        line("where it forks", f"no {name.removeprefix('a ').removeprefix('an ')}: {reason}", False)
     free = "" if report.free is None else f"; {report.free / 2**30:.1f} GiB are free here"
     for name, needed in report.memory.items():
         fits = report.free is None or needed < report.free

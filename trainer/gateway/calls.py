@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from agl.errors import ConfigError, RefusedAnswerError
 from agl.mdp.outcomes import TOOL_RESULTS, UNKNOWN_TOOLS
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion, Engine, Sampling
 from agl.trainer.gateway.sessions import ForkCause, SessionMatch
 from agl.trainer.rendering.normalise import with_tool_names
+from agl.trainer.rendering.refusals import refused_answer
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
@@ -108,6 +109,10 @@ def rendered_prompt(
     """Prompt ids, the forced beginning of the answer in them, and `match`, as a fork if the template cannot continue.
 
     Shapes: int32 [P], int32 [F].
+
+    Raises:
+        ConfigError: the messages cannot be rendered.
+        RefusedAnswerError: they could be with another answer of this attempt in them.
     """
     if match.parent is not None:
         parent = match.parent
@@ -121,7 +126,14 @@ def rendered_prompt(
             buffer, ids = parent.shared(prompt.ids)
             return ids, prompt.forced_ids, replace(match, buffer=buffer)
         match = replace(match, parent=None, new=0, cause=ForkCause.TEMPLATE, detail=extended)
-    prompt = rendering.prompt(request.messages, request.tools, force_tool=request.force_tool)
+    try:
+        whole = rendering.prompt(request.messages, request.tools)
+    except ConfigError as error:
+        refused = refused_answer(rendering, request.messages, request.tools, sorted(match.answers))
+        if refused is None:
+            raise
+        raise RefusedAnswerError(error.message, hint=error.hint, call=match.answers[refused]) from error
+    prompt = rendering.force(whole.ids, request.tools, request.force_tool)
     return prompt.ids, prompt.forced_ids, match
 
 
@@ -142,10 +154,9 @@ def assistant_message(
     if ids:
         # A name may hold half of a surrogate pair, too.
         names = [call.name.encode(errors="replace").decode() for call in parsed.tool_calls]
-        texts = [_json_text(call.arguments) for call in parsed.tool_calls]
         message["tool_calls"] = [
-            {"id": i, "type": "function", "function": {"name": name, "arguments": text}}
-            for i, name, text in zip(ids, names, texts, strict=True)
+            {"id": i, "type": "function", "function": {"name": name, "arguments": call.arguments}}
+            for i, name, call in zip(ids, names, parsed.tool_calls, strict=True)
         ]
     elif message["content"] is None:
         message["content"] = ""
@@ -198,12 +209,3 @@ def request_record(
         if match is None or match.parent is None:
             record["tools"] = [dict(t) for t in request.tools or ()]
     return record
-
-
-def _json_text(text: str) -> str:
-    """A model can write half a surrogate pair as an escape, which JSON text can hold and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(json.loads(text))
-    return text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from agl.errors import AglError, ContextLengthError, EngineError
-from agl.mdp.faults import CONTEXT_LENGTH
+from agl.errors import AglError, ContextLengthError, EngineError, RefusedAnswerError
+from agl.mdp.faults import ANSWER_REFUSED, CONTEXT_LENGTH
 
 log = logging.getLogger("agl.gateway")
 
@@ -18,14 +18,24 @@ class RequestError(Exception):
         message: for the client.
         code: machine-readable.
         param: the field at fault.
+        answer: id of the call that gave the answer at fault.
     """
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        answer: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.code = code
         self.param = param
+        self.answer = answer
 
 
 class PromptTooLongError(RequestError):
@@ -60,6 +70,9 @@ def refusal(error: Exception) -> RequestError:
             return PromptTooLongError(error.message)
         case EngineError():
             return RequestError(503, error.message, code="engine_error")
+        case RefusedAnswerError():
+            call = str(error.where["call"])
+            return RequestError(400, str(error), code=ANSWER_REFUSED, param="messages", answer=call)
         case AglError():
             return RequestError(400, str(error), code="invalid_request")
         case RecursionError():

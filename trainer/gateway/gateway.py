@@ -17,7 +17,7 @@ from typing import Any
 
 from agl.errors import GatewayError
 from agl.extras import install_line
-from agl.mdp.faults import CONTEXT_LENGTH
+from agl.mdp.faults import ANSWER_REFUSED, REFUSALS
 from agl.mdp.lost_answers import RETRY
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
@@ -429,8 +429,11 @@ class Gateway:
         if why and not self.capture_content:
             # A refusal may quote the request.
             why = code or type(error).__name__
-        elif code == CONTEXT_LENGTH:
-            why = f"{CONTEXT_LENGTH}: {error}"
+        elif code in REFUSALS:
+            why = f"{code}: {error}"
+        record = request_record(request, content=self.capture_content) if request else {}
+        if isinstance(error, RequestError) and error.answer is not None:
+            record[ANSWER_REFUSED] = error.answer
         empty = int_array([])
         for choice in choices or [Choice(0, empty, empty, [], [])]:
             if not choice.recorded:
@@ -441,7 +444,7 @@ class Gateway:
                     response_ids=int_array(choice.ids),
                     logprobs=float_array(choice.logprobs),
                     finish_reason="cancelled" if cancelled else "error",
-                    request=request_record(request, content=self.capture_content) if request else {},
+                    request=record,
                     error=why or "cancelled by the client",
                 )
 

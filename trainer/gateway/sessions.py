@@ -79,6 +79,7 @@ class SessionMatch:
         digests: of its messages.
         chain: entry n is a hash of the first n messages.
         tools: digest of its policy and tools.
+        answers: index of each message that is an answer of this attempt -> id of the call that gave it.
         agent: that sent it.
         buffer: of its prompt, once that is rendered and continues a call.
     """
@@ -90,6 +91,7 @@ class SessionMatch:
     digests: tuple[bytes, ...]
     chain: tuple[bytes, ...]
     tools: bytes
+    answers: Mapping[int, str] = field(default_factory=dict)
     agent: str | None = None
     buffer: TokenBuffer | None = None
 
@@ -106,6 +108,8 @@ class Sessions:
     """Chain entries of every beginning of every conversation."""
     _replies: dict[bytes, set[bytes]] = field(default_factory=dict)
     """Digest of a sampled answer -> digests of the messages that it followed."""
+    _answered: dict[bytes, str] = field(default_factory=dict)
+    """Digest of a sampled answer -> id of the latest call that gave it."""
     _tool_calls: set[str] = field(default_factory=set)
     """Ids of the tool calls in sampled answers."""
     _conversations: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
@@ -140,7 +144,8 @@ class Sessions:
                 # Its own earlier request, and other messages where its answer was: all of the past became a summary.
                 shape = self._compacted(messages, digests)
                 cause, detail = shape if shape and shape[0] is ForkCause.SUMMARISED else (None, None)
-        return SessionMatch(parent, new, cause, detail, digests, chain, tools_digest, agent)
+        answers = {i: self._answered[d] for i, d in enumerate(digests) if d in self._answered}
+        return SessionMatch(parent, new, cause, detail, digests, chain, tools_digest, answers, agent)
 
     def remember(
         self,
@@ -167,6 +172,7 @@ class Sessions:
         self._owners.update(dict.fromkeys(self._conversations[session], session))
         self._prefixes.update(match.chain[1:], (end,))
         self._replies.setdefault(reply_digest, set()).add(match.digests[-1])
+        self._answered[reply_digest] = call_id
         self._tool_calls.update(_tool_call_ids(reply))
 
     def _known_prefix(self, chain: Sequence[bytes]) -> int:

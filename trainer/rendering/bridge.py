@@ -3,18 +3,26 @@
 The text between a sampled answer and the next generation prompt is taken from a placeholder conversation. Before it is
 used for a kind of continuation, synthetic conversations must show that the template is append-only for that kind. Where
 it is not, there is a reason instead of a continuation.
+
+Some templates refuse conversations that a policy can cause: two tool calls in one answer, or a user message after a
+tool result. There is no text of such a conversation that a continuation could differ from, so the new messages are
+written part by part, each as the template writes it after an answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 from jinja2.exceptions import TemplateError
 
+from agl.mdp.types import IntArray
 from agl.trainer.rendering.normalise import Tools
-from agl.trainer.rendering.toolchoice import VALUE, Render, placeholder_call
+from agl.trainer.rendering.token_text import CONTEXT
+from agl.trainer.rendering.toolchoice import NAME, PLACEHOLDER_TOOLS, VALUE, Render, placeholder_call
 
 MOST_KINDS = 256
 """How many kinds of continuations have their joints kept."""
@@ -22,16 +30,6 @@ _ANSWER = "placeholder answer"
 _THOUGHT = "placeholder thought"
 _SYSTEM = {"role": "system", "content": "placeholder system"}
 _USER = {"role": "user", "content": "placeholder user"}
-_TOOLS = (
-    {
-        "type": "function",
-        "function": {
-            "name": "placeholder_tool",
-            "description": "placeholder",
-            "parameters": {"type": "object", "properties": {"placeholder_key": {"type": "string"}}},
-        },
-    },
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,18 @@ class Joint:
     tail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """New messages that the template writes together.
+
+    Attributes:
+        kind: of a conversation in which they follow an answer. joint: its joint.
+    """
+
+    kind: Kind
+    joint: Joint
+
+
 class _NotAppendOnly(Exception):
     """A template cannot be continued; the message is the reason."""
 
@@ -80,7 +90,7 @@ class TemplateBridge:
 
     Args:
         render: the template.
-        encode: text -> ids; control tokens in the text are recognised, none is added.
+        encode: ids before a text, and the text -> its ids (`TokenText.encode_after`).
         control: text of each control token -> its id.
         eos: ids that the model is known to stop on.
 
@@ -89,12 +99,16 @@ class TemplateBridge:
     """
 
     def __init__(
-        self, render: Render, encode: Callable[[str], list[int]], control: dict[str, int], eos: Sequence[int]
+        self,
+        render: Render,
+        encode: Callable[[Sequence[int] | IntArray, str], list[int]],
+        control: dict[str, int],
+        eos: Sequence[int],
     ) -> None:
         self._render = render
         self._encode = encode
         self._control = control
-        self._joints: dict[Kind, Joint | str] = {}
+        self._parts: dict[Kind, tuple[Part, ...] | str] = {}
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(eos))
         for kind in (Kind(("user",), False, False, False), Kind(("tool",), True, False, False)):
             close = self._turn_close(kind)
@@ -103,68 +117,107 @@ class TemplateBridge:
 
     def fork_reason(self, kind: Kind) -> str | None:
         """Why continuations of this kind fork; None when they are exact."""
-        joint = self._joint(kind)
-        return joint if isinstance(joint, str) else None
+        parts = self._parts_of(kind)
+        return parts if isinstance(parts, str) else None
 
     def extend(
-        self, kind: Kind, last_id: int | None, new_messages: list[dict[str, Any]], tools: Tools
+        self, kind: Kind, prompt: IntArray, response: IntArray, new_messages: list[dict[str, Any]], tools: Tools
     ) -> list[int] | str:
         """The ids to put after the old ones.
 
         Args:
             kind: of the continuation.
-            last_id: the last sampled id.
+            prompt, response: int32 [P], [R], the old ids.
             new_messages: normalised.
             tools: of the request, the same as in the old prompt.
 
         Returns:
             The ids of the difference, or the reason of the fork.
         """
-        joint = self._joint(kind)
-        if isinstance(joint, str):
-            return joint
+        parts = self._parts_of(kind)
+        if isinstance(parts, str):
+            return parts
         try:
-            tail = self._tail(kind, joint, new_messages, tools)
+            tail = self._tail(parts, new_messages, tools)
         except (_NotAppendOnly, TemplateError) as error:
             return str(error)
-        stopped = last_id in self.stop_ids
-        if not stopped:
-            return self._encode(joint.close + tail)
-        if self._control.get(joint.close) != last_id:
-            return f"the answer ended with token {last_id}, the chat template ends it with {joint.close!r}"
-        return self._encode(tail)
+        close = parts[0].joint.close
+        before = np.concatenate([prompt[-CONTEXT:], response])
+        last_id = int(response[-1]) if response.size else None
+        closed = self._control.get(close) == last_id
+        # What the template does not take together cannot fork: there, any other end is followed by the template's.
+        if last_id not in self.stop_ids or (len(parts) > 1 and not closed):
+            return self._encode(before, close + tail)
+        if not closed:
+            return f"the answer ended with token {last_id}, the chat template ends it with {close!r}"
+        return self._encode(before, tail)
 
-    def _joint(self, kind: Kind) -> Joint | str:
-        joint = self._joints.get(kind)
-        if joint is None:
+    def _parts_of(self, kind: Kind) -> tuple[Part, ...] | str:
+        """The parts in which new messages of a kind are written, or why there is no continuation."""
+        parts = self._parts.get(kind)
+        if parts is None:
             try:
-                joint = self._prove(kind)
+                parts = self._proven(kind) if self._accepts(kind) else self._apart(kind)
             except (_NotAppendOnly, TemplateError) as error:
-                joint = str(error)
-            self._joints[kind] = joint
+                parts = str(error)
+            self._parts[kind] = parts
             # An agent chooses the roles of its messages, and so could fill the memory with kinds.
-            while len(self._joints) > MOST_KINDS:
-                self._joints.pop(next(iter(self._joints)), None)
-        return joint
+            while len(self._parts) > MOST_KINDS:
+                self._parts.pop(next(iter(self._parts)), None)
+        return parts
 
-    def _prove(self, kind: Kind) -> Joint:
-        """The joint of a kind, checked on every shape of history.
+    def _accepts(self, kind: Kind) -> bool:
+        """Whether the template takes conversations of a kind."""
+        try:
+            self._rendered(kind)
+        except TemplateError:
+            return False
+        return True
+
+    def _rendered(self, kind: Kind) -> str:
+        """The text of the shortest conversation of a kind, up to the next generation prompt."""
+        new = synthetic(kind.roles)
+        return self._render([*_history(kind, new), *new], PLACEHOLDER_TOOLS if kind.tools else None, True)
+
+    def _proven(self, kind: Kind) -> tuple[Part, ...]:
+        """The new messages as one part, checked on every shape of history.
+
+        Raises:
+            _NotAppendOnly, TemplateError: they cannot be continued so.
+        """
+        joint = self._joint(kind)
+        for earlier in _earlier(kind):
+            self._check(kind, joint, earlier)
+        return (Part(kind, joint),)
+
+    def _apart(self, kind: Kind) -> tuple[Part, ...]:
+        """New messages that the template does not take together: runs of one role, or single messages.
+
+        What is among the old ids is in the history of no part: the system message, and tools but for the last part.
+
+        Raises:
+            _NotAppendOnly, TemplateError: the template does not take them apart either.
+        """
+        kinds: list[Kind] = []
+        for role, run in groupby(kind.roles):
+            together = replace(kind, roles=tuple(run), system=False, tools=False)
+            alone = replace(together, roles=(role,))
+            kinds += [together] if self._accepts(together) else [alone] * len(together.roles)
+        # Some templates write the tools anew before the last message.
+        kinds[-1] = replace(kinds[-1], tools=kind.tools)
+        return tuple(Part(part, self._joint(part)) for part in kinds)
+
+    def _joint(self, kind: Kind) -> Joint:
+        """The joint in the shortest conversation of a kind.
 
         Raises:
             _NotAppendOnly, TemplateError: there is none.
         """
-        tools = _TOOLS if kind.tools else None
-        new = synthetic(kind.roles)
-        history = _history(kind, _call_ids(new))
-        text = self._render([*history, *new], tools, True)
-        end = _answer_end(text, kind)
-        joint = self._split(kind, history, text, end, tools)
-        for earlier in _earlier(kind):
-            self._check(kind, joint, earlier, new, tools)
-        return joint
+        text = self._rendered(kind)
+        return self._split(kind, text, _answer_end(text, kind))
 
-    def _split(self, kind: Kind, history: list[dict[str, Any]], text: str, end: int, tools: Tools) -> Joint:
-        """The joint in `text`, the rendered `history` and new messages; the answer's last marker ends at `end`."""
+    def _split(self, kind: Kind, text: str, end: int) -> Joint:
+        """The joint in the `text` of a conversation of a kind; the answer's last marker ends at `end`."""
         first_new = text.find(_new_text(0), end)
         if first_new < 0:
             raise _NotAppendOnly("the chat template does not write the new messages after the answer")
@@ -174,19 +227,26 @@ class TemplateBridge:
             close = min(stops, key=between.index)
             at = between.index(close)
             return Joint(between[:at], close, text[end + at + len(close) :])
-        history_text = self._render(history, tools, False)
+        history = _history(kind, synthetic(kind.roles))
+        history_text = self._render(history, PLACEHOLDER_TOOLS if kind.tools else None, False)
         rest = history_text[_answer_end(history_text, kind) :]
         if not text[end:].startswith(rest):
             raise _NotAppendOnly("the chat template ends an answer differently once the conversation goes on")
         return Joint(rest, "", text[end + len(rest) :])
 
-    def _check(
-        self, kind: Kind, joint: Joint, earlier: list[dict[str, Any]], new: list[dict[str, Any]], tools: Tools
-    ) -> None:
-        """Raise `_NotAppendOnly` unless prompt + answer + joint is the template's text of the whole conversation."""
-        *_, answer = _history(kind, _call_ids(new))
-        prompt = self._render(earlier, tools, True)
-        whole = self._render([*earlier, answer, *new], tools, True)
+    def _check(self, kind: Kind, joint: Joint, earlier: list[dict[str, Any]]) -> None:
+        """Raise `_NotAppendOnly` unless prompt + answer + joint is the template's text of the whole conversation.
+
+        A history that the template refuses is never rendered, and so cannot differ.
+        """
+        tools = PLACEHOLDER_TOOLS if kind.tools else None
+        new = synthetic(kind.roles)
+        *_, answer = _history(kind, new)
+        try:
+            prompt = self._render(earlier, tools, True)
+            whole = self._render([*earlier, answer, *new], tools, True)
+        except TemplateError:
+            return
         if not whole.startswith(prompt):
             raise _NotAppendOnly(
                 f"the chat template rewrites the history when a {kind.roles[0]} message follows"
@@ -204,28 +264,53 @@ class TemplateBridge:
         if whole != prompt + sampled + joint.rest + joint.close + joint.tail:
             raise _NotAppendOnly(f"the chat template is not append-only when a {kind.roles[0]} message follows")
 
-    def _tail(self, kind: Kind, joint: Joint, new_messages: list[dict[str, Any]], tools: Tools) -> str:
-        ids = [str(m.get("tool_call_id") or _call_id(i)) for i, m in enumerate(new_messages[: kind.n_calls])]
-        text = self._render([*_history(kind, ids), *new_messages], tools, True)
+    def _tail(self, parts: Sequence[Part], new_messages: list[dict[str, Any]], tools: Tools) -> str:
+        """The text of the new messages, up to and including the next generation prompt."""
+        texts = []
+        rest = new_messages
+        for part in parts:
+            count = len(part.kind.roles)
+            text = self._part_tail(part, rest[:count], tools, first=not texts, last=len(rest) == count)
+            texts.append(text)
+            rest = rest[count:]
+        return "".join(texts)
+
+    def _part_tail(self, part: Part, messages: list[dict[str, Any]], tools: Tools, *, first: bool, last: bool) -> str:
+        """The text of one part's messages; up to and including the next generation prompt if it is the last."""
+        kind, joint = part.kind, part.joint
+        tools = tools if kind.tools else None
+        # Where a template writes a result under the name of its call, that is the real one.
+        named = NAME in joint.tail
+        history = _history(kind, messages, named=named)
+        text = self._render([*history, *messages], tools, last)
         end = _answer_end(text, kind)
-        rest = joint.rest.replace(_call_id(len(ids) - 1), ids[-1]) if ids else joint.rest
+        rest = joint.rest
+        if kind.n_calls:
+            placeholder = _call_id(kind.n_calls - 1)
+            call_id = messages[kind.n_calls - 1].get("tool_call_id")
+            rest = rest.replace(placeholder, str(call_id or placeholder))
         if not text.startswith(rest + joint.close, end):
             raise _NotAppendOnly("the chat template ends an answer differently before these messages")
-        return text[end + len(rest) + len(joint.close) :]
+        tail = text[end + len(rest) + len(joint.close) :]
+        if first:
+            return tail
+        # The part before has what follows the end of a turn, such as a line break.
+        turn = self._render(history, tools, False)
+        after_turn = turn[_answer_end(turn, kind) + len(rest) + len(joint.close) :]
+        if not tail.startswith(after_turn):
+            raise _NotAppendOnly("the chat template ends an answer differently before these messages")
+        return tail[len(after_turn) :]
 
     def _turn_close(self, kind: Kind) -> int | None:
         """The control token right after an assistant's turn; None when the template writes none there."""
-        tools = _TOOLS if kind.tools else None
-        new = synthetic(kind.roles)
-        history = _history(kind, _call_ids(new))
         try:
-            text = self._render([*history, *new], tools, True)
+            text = self._rendered(kind)
             end = _answer_end(text, kind)
             if kind.n_calls:
-                end += len(self._split(kind, history, text, end, tools).rest)
+                end += len(self._split(kind, text, end).rest)
         except (_NotAppendOnly, TemplateError):
             return None
-        ids = self._encode(text[end:].lstrip())
+        ids = self._encode([], text[end:].lstrip())
         return ids[0] if ids and ids[0] in self._control.values() else None
 
 
@@ -256,9 +341,9 @@ def example(render: Render, kind: Kind, stops: Sequence[str]) -> Example | str:
         kind: of the continuation.
         stops: texts of the control tokens that can end an answer.
     """
-    tools = _TOOLS if kind.tools else None
+    tools = PLACEHOLDER_TOOLS if kind.tools else None
     new = synthetic(kind.roles)
-    history = _history(kind, _call_ids(new))
+    history = _history(kind, new)
     try:
         prompt = render(history[:-1], tools, True)
         whole = render([*history, *new], tools, True)
@@ -286,20 +371,24 @@ def synthetic(roles: Sequence[str]) -> list[dict[str, Any]]:
     for i, role in enumerate(roles):
         message: dict[str, Any] = {"role": role, "content": _new_text(i)}
         if role == "tool":
-            message |= {"tool_call_id": _call_id(i), "name": "placeholder_tool"}
+            message |= {"tool_call_id": _call_id(i), "name": NAME}
         messages.append(message)
     return messages
 
 
-def _call_ids(new: list[dict[str, Any]]) -> list[str]:
-    return [m["tool_call_id"] for m in new if m["role"] == "tool"]
+def _history(kind: Kind, new: Sequence[dict[str, Any]], *, named: bool = False) -> list[dict[str, Any]]:
+    """The shortest history for `kind`, which ends with an answer.
 
-
-def _history(kind: Kind, call_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The shortest history for `kind`, which ends with an answer."""
+    Args:
+        new: the messages that follow; the answer's calls have the ids of the results that they begin with.
+        named: whether they have their names, too.
+    """
     answer: dict[str, Any] = {"role": "assistant", "content": "" if kind.n_calls else _ANSWER}
     if kind.n_calls:
-        answer["tool_calls"] = [placeholder_call("placeholder_tool", i) for i in call_ids[: kind.n_calls]]
+        answer["tool_calls"] = [
+            placeholder_call(str((named and m.get("name")) or NAME), str(m.get("tool_call_id") or _call_id(i)))
+            for i, m in enumerate(new[: kind.n_calls])
+        ]
     if kind.reasoning:
         answer["reasoning_content"] = _THOUGHT
     return [*([_SYSTEM] if kind.system else []), _USER, answer]
@@ -311,11 +400,11 @@ def _earlier(kind: Kind) -> list[list[dict[str, Any]]]:
     answer = {"role": "assistant", "content": "earlier answer"}
     shapes = [start, [*start, answer, {"role": "user", "content": "another user"}]]
     if kind.tools:
-        calls = [placeholder_call("placeholder_tool", "early0001", "-")]
+        calls = [placeholder_call(NAME, "early0001", "-")]
         call: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": calls}
         if kind.reasoning:
             call["reasoning_content"] = "earlier thought"
-        result = {"role": "tool", "content": "earlier result", "tool_call_id": "early0001", "name": "placeholder_tool"}
+        result = {"role": "tool", "content": "earlier result", "tool_call_id": "early0001", "name": NAME}
         shapes.append([*start, call, result])
         shapes.append([*start, call, result, answer, {"role": "user", "content": "another user"}])
     return shapes

@@ -14,6 +14,7 @@ from agl.errors import ConfigError, ModelLoadError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
+from agl.trainer.rendering.token_text import TokenText
 from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
 from agl.trainer.rendering.toolparsers import FORMATS, ParsedMessage, assemble, detect
 
@@ -32,7 +33,7 @@ _CACHED_PROMPTS, _CACHED_BYTES = 256, 64 * 1024
 """How many prompts are kept, and the largest of them, as JSON: a group's rollouts begin with the same one."""
 
 
-class ChatTemplate:
+class ChatTemplate(TokenText):
     """Rendering and parsing for one chat template. Thread-safe.
 
     Args:
@@ -46,7 +47,7 @@ class ChatTemplate:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         try:
             source = str(tokenizer.get_chat_template(tools=_PROBE_TOOLS))
         except (AttributeError, ValueError) as error:
@@ -63,7 +64,7 @@ class ChatTemplate:
         control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special or i in special}
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self._control_texts = tuple(control)
-        self._bridge = TemplateBridge(self.render, self.encode, control, eos)
+        self._bridge = TemplateBridge(self.render, self.encode_after, control, eos)
         self.stop_token_ids = self._bridge.stop_ids
         self._format = self._tool_format()
         self._cached: dict[bytes, IntArray] = {}
@@ -80,10 +81,6 @@ class ChatTemplate:
             hint="set a chat template with tools, or name the model's renderer with renderer=...",
         )
 
-    def encode(self, text: str) -> list[int]:
-        """`text` as ids; control tokens in it are recognised, none is added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
-
     def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
         """The text of a conversation, up to the next assistant turn if `generation`.
 
@@ -95,7 +92,7 @@ class ChatTemplate:
             return self._tokenizer.apply_chat_template(
                 messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
             )
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise TemplateError(f"{type(error).__name__}: {error}") from error
 
     def ids(self, messages: Sequence[Message], tools: Tools) -> list[int] | IntArray:
@@ -144,7 +141,7 @@ class ChatTemplate:
             marked = np.isin(prompt, [*self._marks]).any() if len(self._marks) == 2 else "think>" in self.decode(prompt)
             reasoning = closed or bool(marked)
         kind = Kind(tuple(m["role"] for m in messages), bool(tools), system, reasoning)
-        return self._bridge.extend(kind, int(response[-1]) if response.size else None, messages, tools)
+        return self._bridge.extend(kind, prompt, response, messages, tools)
 
     def fork_reason(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
         """Why continuations with these new messages fork."""
@@ -160,11 +157,6 @@ class ChatTemplate:
             reasoning, text = reasoning.strip("\n"), text.lstrip("\n")
         pieces = self._format(text, tools) if tools and self._format else iter([text])
         return assemble(pieces, reasoning or None, self._clean)
-
-    def decode(self, ids: Sequence[int] | IntArray) -> str:
-        """The text of `ids`, control tokens included."""
-        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages in the form that `render` takes."""

@@ -124,15 +124,25 @@ def _text(content: Any, role: str) -> str:
     return "".join(texts)
 
 
+def _encodable(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments without halves of surrogate pairs, which JSON's escapes can be and no tokenizer takes."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.loads(text.encode(errors="replace"))
+    return arguments
+
+
 def _call(call: Mapping[str, Any], parse_arguments: bool) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments") or "{}"
     if parse_arguments and isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):  # deeper than the interpreter's stack
             parsed = None
-        arguments = parsed if isinstance(parsed, dict) else arguments
+        arguments = _encodable(parsed) if isinstance(parsed, dict) else arguments
     elif not parse_arguments and not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     out: dict[str, Any] = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from renderers.base import RENDERER_REGISTRY, ParsedToolCall, ToolCallParseStatus, create_renderer
 from renderers.configs import DefaultRendererConfig, config_from_name
 
@@ -14,13 +13,14 @@ from agl.errors import ConfigError, nearest
 from agl.mdp.types import IntArray
 from agl.trainer.rendering.bridge import Kind, example
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
-from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, ToolCall, assemble
+from agl.trainer.rendering.token_text import TokenText
+from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, assemble, tool_call
 
 # If the arguments are an object, INVALID_JSON only means that an XML format's untyped value is text: a readable call.
 _READABLE = {ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL, ToolCallParseStatus.INVALID_JSON}
 
 
-class PackageRenderer:
+class PackageRenderer(TokenText):
     """A hand-written renderer; its continuations are tested on synthetic conversations before use. Thread-safe.
 
     Args:
@@ -35,7 +35,7 @@ class PackageRenderer:
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._developer = name == "gpt-oss"
         self._kimi = name.startswith("kimi")
         try:
@@ -54,15 +54,6 @@ class PackageRenderer:
         self._proofs: dict[tuple[tuple[str, ...], bool, bool, bool], str | None] = {}
         self.stop_token_ids = tuple(int(i) for i in self._renderer.get_stop_token_ids())
 
-    def encode(self, text: str) -> list[int]:
-        """`text` as ids; control tokens in it are recognised, none is added."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False)) if text else []
-
-    def decode(self, ids: Sequence[int] | IntArray) -> str:
-        """The text of `ids`, control tokens included."""
-        ids = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
     def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
         """The text of a conversation, up to the next assistant turn if `generation`."""
         tool_list = list(tools) if tools else None
@@ -77,7 +68,7 @@ class PackageRenderer:
         tool_list = list(tools) if tools else None
         try:
             return self._renderer.render_ids(self.normalise(messages), tools=tool_list, add_generation_prompt=True)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise ConfigError(
                 f"the renderer {self._name!r} refuses these messages: {error}", hint=f"their roles are: {roles}"
@@ -134,7 +125,11 @@ class PackageRenderer:
         try:
             conversation = example(self.render, kind, [self.decode([i]) for i in self.stop_token_ids])
         except (ValueError, TypeError, KeyError) as error:
-            return f"the renderer {self._name!r} refuses such messages: {error}"
+            if len(kind.roles) == 1:
+                return f"the renderer {self._name!r} refuses such messages: {error}"
+            # It has no text of such a conversation to compare with, such as one with two tool calls in an answer.
+            apart = (self._try(replace(kind, roles=(role,)), stopped) for role in dict.fromkeys(kind.roles))
+            return next((reason for reason in apart if reason is not None), None)
         if isinstance(conversation, str):
             return conversation
         prompt, answer = self.encode(conversation.prompt), self.encode(conversation.answer)
@@ -157,7 +152,7 @@ class PackageRenderer:
             if not has_tools:
                 yield raw
             elif call.name and isinstance(call.arguments, dict) and call.status in _READABLE:
-                yield ToolCall(call.name, json.dumps(call.arguments, ensure_ascii=False), call.id)
+                yield tool_call(call.name, call.arguments, raw, call.id)
             else:
                 yield Malformed(raw)
 

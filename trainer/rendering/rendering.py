@@ -108,8 +108,10 @@ class Rendering:
         Raises:
             ConfigError: no such tool, or the chat template gives no beginning of a call.
         """
-        forced = [] if force_tool is None else self._model.encode(self.forced_call(tools, force_tool).opening)
-        return Prompt(int_array(np.concatenate([_array(ids), _array(forced)])), int_array(forced))
+        prompt = _array(ids)
+        opening = "" if force_tool is None else self.forced_call(tools, force_tool).opening
+        forced = self._model.encode_after(prompt, opening)
+        return Prompt(int_array(np.concatenate([prompt, _array(forced)])), int_array(forced))
 
     def forced_call(self, tools: Tools, force_tool: str | Literal[True]) -> ForcedCall:
         """The call that `force` begins. Raises as it does."""
@@ -199,10 +201,11 @@ class Rendering:
         if not whole.startswith(prompt):
             raise ConfigError("the chat template writes no answer after its generation prompt")
         text = whole[len(prompt) :]
-        ids = self.encode(text)
+        before = _array(prompt_ids)
+        ids = self._model.encode_after(before, text)
         end = next((i + 1 for i, token in enumerate(ids) if token in self.stop_token_ids), None)
         # A template that writes no end of a turn leaves it to the tokenizer's.
-        ids = ids[:end] if end else [*self.encode(text.rstrip()), *self.stop_token_ids[:1]]
+        ids = ids[:end] if end else [*self._model.encode_after(before, text.rstrip()), *self.stop_token_ids[:1]]
         if _facts(self.parse(ids, tools, prompt_ids=prompt_ids)) != _facts(answer):
             raise ConfigError("the answer is another one when it is read back")
         return int_array(ids)
@@ -229,6 +232,10 @@ class Rendering:
     def decode(self, ids: Ids) -> str:
         """The text of `ids`, control tokens included."""
         return self._model.decode(_array(ids))
+
+    def decode_after(self, before: Ids, ids: Ids) -> str:
+        """The text that `ids` add to the text of the ids before them, of which the last few are enough."""
+        return self._model.decode_after(_array(before), _array(ids))
 
     def detokenizer(self) -> Detokenizer:
         """Incremental decoding of one answer, without its stop token."""

@@ -19,7 +19,16 @@ NAME = "placeholder_tool"
 KEY = "placeholder_key"
 VALUE = "placeholder value"
 CALL_ID = "call00001"
-
+PLACEHOLDER_TOOLS = (
+    {
+        "type": "function",
+        "function": {
+            "name": NAME,
+            "description": "placeholder",
+            "parameters": {"type": "object", "properties": {KEY: {"type": "string"}}},
+        },
+    },
+)
 
 Form = tuple[str, dict[str, Any], str, str]
 Forms = tuple[Form, ...]

@@ -14,7 +14,12 @@ from agl.trainer.rendering.normalise import Tools
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model made: `arguments` is the JSON text of an object, `id` the id that the model sampled."""
+    """A call that the model made, from `tool_call`.
+
+    Attributes:
+        name: of the tool. id: that the model sampled.
+        arguments: the text of a JSON object that every parser reads.
+    """
 
     name: str
     arguments: str
@@ -48,6 +53,8 @@ class Malformed:
 Piece = str | ToolCall | Malformed
 """A part of a response: text, a call, or an attempted call."""
 
+MOST_NESTED = 64
+"""How deep a call's arguments may be nested: less than in requests, since clients send them back within one."""
 WASTED = 4
 """How many times its length a text may be read in vain for JSON that is none; calls after that are malformed."""
 
@@ -84,6 +91,38 @@ def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[st
     return ParsedMessage(content.strip() if calls else content, reasoning, tuple(calls), tuple(malformed))
 
 
+def tool_call(name: str, arguments: dict[str, Any], raw: str, call_id: str | None = None) -> ToolCall | Malformed:
+    """A call with these arguments; malformed if they are nested too deep.
+
+    A model may write what Python's JSON has, and others' has not: NaN and numbers beyond a float's range become null,
+    half a surrogate pair stays an escape.
+
+    Args:
+        name: of the tool. arguments: as Python read them. raw: text of the call. call_id: that the model sampled.
+    """
+    if _depth_exceeds(arguments, MOST_NESTED):
+        return Malformed(raw)
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(arguments), parse_constant=lambda _: None)
+        text = json.dumps(finite, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(json.loads(text))
+    return ToolCall(name, text, call_id)
+
+
+def _depth_exceeds(value: Any, most: int) -> bool:
+    """Whether objects and lists are nested deeper than `most`; `value` is the first of them."""
+    level = [value]
+    for _ in range(most):
+        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        level = [child for child in children if isinstance(child, dict | list)]
+    return bool(level)
+
+
 def call_from(value: Any, raw: str) -> ToolCall | Malformed:
     """A call from a JSON value like `{"name": ..., "arguments" | "parameters": {...}}`."""
     if not isinstance(value, Mapping):
@@ -94,7 +133,7 @@ def call_from(value: Any, raw: str) -> ToolCall | Malformed:
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         return Malformed(raw)
     call_id = value.get("id")
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False), call_id if isinstance(call_id, str) else None)
+    return tool_call(name, arguments, raw, call_id if isinstance(call_id, str) else None)
 
 
 def hermes(text: str, tools: Tools) -> Iterator[Piece]:
@@ -182,7 +221,7 @@ def mistral(text: str, tools: Tools) -> Iterator[Piece]:
             if match is None or not isinstance(value, dict):
                 yield Malformed(raw)
                 continue
-            yield ToolCall(match[1], json.dumps(value, ensure_ascii=False), match[2])
+            yield tool_call(match[1], value, raw, match[2])
         yield body[end:]
 
 
@@ -246,7 +285,7 @@ def _xml_call(raw: str, tools: Tools) -> ToolCall | Malformed:
         arguments[key] = _value(value, types.get(key))
         at = end + len("</parameter>")
     # Whatever else there is between the parameters was meant to be something.
-    return Malformed(raw) if inner[at:].strip() else ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return Malformed(raw) if inner[at:].strip() else tool_call(name, arguments, raw)
 
 
 def _parameter_types(name: str, tools: Tools) -> dict[str, Any]:

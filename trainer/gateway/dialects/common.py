@@ -10,9 +10,11 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from agl.errors import nearest
+from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.rendering.token_text import CONTEXT
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -203,15 +205,17 @@ def any_tool(tools: Sequence[Mapping[str, Any]]) -> str | Literal[True]:
 def logprob_entries(completion: Completion, rendering: Rendering) -> list[dict[str, Any]]:
     """OpenAI's entries for the log-probs of all sampled tokens."""
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
-        text = rendering.decode([token])
+    def entry(before: IntArray, token: int, logprob: float) -> dict[str, Any]:
+        text = rendering.decode_after(before, [token])
         # A token that is part of a character decodes to a replacement, which does not show its bytes.
         return {"token": text, "logprob": float(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
 
     entries = []
-    for k, (token, logprob) in enumerate(zip(completion.token_ids.tolist(), completion.logprobs.tolist(), strict=True)):
+    ids = completion.token_ids
+    for k, (token, logprob) in enumerate(zip(ids.tolist(), completion.logprobs.tolist(), strict=True)):
+        before = ids[max(0, k - CONTEXT) : k]
         top = completion.top_logprobs[k] if k < len(completion.top_logprobs) else ()
-        entries.append({**entry(token, logprob), "top_logprobs": [entry(t, lp) for t, lp in top]})
+        entries.append({**entry(before, token, logprob), "top_logprobs": [entry(before, t, lp) for t, lp in top]})
     return entries
 
 

@@ -30,6 +30,7 @@ from agl.trainer.local.grammar import Grammars, hidden
 from agl.trainer.local.lora import Adapters
 from agl.trainer.local.memory import training_bytes
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
+from agl.trainer.rendering.token_text import TokenText
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
@@ -122,7 +123,7 @@ class LocalEngine:
         self._prefill_tokens = PREFILL_TOKENS.get(device.type, PREFILL_TOKENS["cpu"])
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        self._tokenizer = tokenizer
+        self._text = TokenText(tokenizer)
         self._adapters = adapters
         self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = _exact_context(base.config, max_context)
@@ -178,7 +179,7 @@ class LocalEngine:
                 limit=min(sampling.max_tokens, self.max_context - prompt.size),
                 uniforms=UniformStream(sampling.seed),
                 stop_ids=frozenset(sampling.stop_token_ids),
-                stop_texts=StopTexts(sampling.stop, self._tokenizer) if sampling.stop else None,
+                stop_texts=StopTexts(sampling.stop, self._text.decode) if sampling.stop else None,
                 owner=owner,
                 matcher=self._grammars.matcher(sampling.grammar),
             )

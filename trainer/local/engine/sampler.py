@@ -5,7 +5,7 @@ Invariant: the log-prob returned with a token is float32, under exactly the dist
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,13 +115,17 @@ def most_likely(logprobs: Tensor, n: int) -> list[tuple[int, float]]:
 
 
 class StopTexts:
-    """Watches one answer for its stop texts as tokens come."""
+    """Watches one answer for its stop texts as tokens come.
 
-    __slots__ = ("_recent", "_stops", "_tokenizer", "_window")
+    Args:
+        stops: the texts, at least one. decode: ids -> text.
+    """
 
-    def __init__(self, stops: Sequence[str], tokenizer: Any) -> None:
+    __slots__ = ("_decode", "_recent", "_stops", "_window")
+
+    def __init__(self, stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
         self._stops = tuple(stops)
-        self._tokenizer = tokenizer
+        self._decode = decode
         # A text of n bytes spans at most n tokens; the rest is for tokens that decode to nothing.
         self._window = max(len(s.encode()) for s in stops) + 8
         self._recent: list[int] = []
@@ -130,5 +134,5 @@ class StopTexts:
         """Take the next token; whether it completes a stop text."""
         self._recent.append(token)
         del self._recent[: -self._window]
-        text = self._tokenizer.decode(self._recent, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._decode(self._recent)
         return any(stop in text for stop in self._stops)

@@ -44,8 +44,7 @@ def parts(message: Mapping[str, Any], request: GoogleRequest) -> list[dict[str, 
     if text := message.get("content"):
         found.append({"text": text})
     for call in message.get("tool_calls") or ():
-        # JSON has no NaN, though a model may write it.
-        arguments = json.loads(call["function"]["arguments"], parse_constant=lambda _: None)
+        arguments = json.loads(call["function"]["arguments"])
         function = {"id": call["id"], "name": call["function"]["name"], "args": arguments}
         found.append({"functionCall": function, "thoughtSignature": SIGNATURE + call["id"]})
     return found

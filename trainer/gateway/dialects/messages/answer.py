@@ -22,8 +22,7 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
     if text := reply.message.get("content"):
         content.append({"type": "text", "text": text})
     for call in reply.message.get("tool_calls") or ():
-        # JSON has no NaN, though a model may write it.
-        arguments = json.loads(call["function"]["arguments"], parse_constant=lambda _: None)
+        arguments = json.loads(call["function"]["arguments"])
         content.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": arguments})
     message = {
         **message_head(pending, served),
