@@ -1224,8 +1224,8 @@ MUTATIONS = (
     Mutation(
         "order of the dataset lost on resume",
         "trainer/run/batches.py",
-        "np.random.default_rng([self.seed, epoch]).permutation(n)[place]",
-        "np.random.default_rng().permutation(n)[place]",
+        "np.random.default_rng([self.seed, epoch]).permutation(n)",
+        "np.random.default_rng().permutation(n)",
         unit("batches"),
     ),
     Mutation(
@@ -1572,6 +1572,34 @@ MUTATIONS = (
         "return 1.0 - _all_of_k(n, np.asarray(n) - successes, k)",
         "return 1.0 - (1.0 - successes / np.asarray(n)) ** k",
         unit("evaluation_statistics", "test_pass_at_k_is_the_share_of_all_choices"),
+    ),
+    Mutation(
+        "the last batch of the epochs is full",
+        "trainer/run/batches.py",
+        "return min(self.batch_size, max(0, remaining))",
+        "return self.batch_size",
+        unit("batches", "test_an_epoch_has_each_task_once_and_only_the_last_batch_may_be_smaller"),
+    ),
+    Mutation(
+        "a batch holds a task of two epochs",
+        "trainer/run/batches.py",
+        "others = permutation[~np.isin(permutation, of_begun_batch)]",
+        "others = permutation",
+        unit("batches", "test_a_batch_of_a_run_without_end_holds_no_task_twice"),
+    ),
+    Mutation(
+        "dynamic sampling fills the last step of the epochs",
+        "trainer/algorithms/policy_gradient.py",
+        "missing = size - (n_tasks - useless)",
+        "missing = self.batch_size - (n_tasks - useless)",
+        ("tests/integration/test_epochs.py::test_dynamic_sampling_replaces_no_more_tasks_than_the_last_step_has",),
+    ),
+    Mutation(
+        "rollouts that run ahead overrun the epochs",
+        "trainer/algorithms/ahead.py",
+        "return ended[: size(step)] if len(ended) >= size(step) else None",
+        "return ended[: size(0)] if len(ended) >= size(0) else None",
+        unit("ahead", "test_the_last_step_of_epochs_has_the_groups_that_are_left"),
     ),
 )
 

@@ -43,7 +43,8 @@ class CommonSettings:
     Attributes:
         model: Hugging Face directory or hub id of the model to train, or a GGUF file.
         steps: updates of the policy; give this or `epochs`.
-        epochs: passes over the training data, instead of `steps`.
+        epochs: passes over the training data, instead of `steps`. Each pass has each task or recorded rollout once;
+            the last step of the run may have fewer of them than `batch_size`.
         learning_rate: peak learning rate of AdamW.
         loss_agg: mean of the loss: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or
             "seq-mean-token-sum-norm" (divided by `max_response_tokens`).
