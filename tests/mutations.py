@@ -1601,6 +1601,34 @@ MUTATIONS = (
         "return ended[: size(0)] if len(ended) >= size(0) else None",
         unit("ahead", "test_the_last_step_of_epochs_has_the_groups_that_are_left"),
     ),
+    Mutation(
+        "a group that failed whole is not dropped",
+        "trainer/run/results.py",
+        "len((groups - succeeded) | worth.dropped_groups)",
+        "len(worth.dropped_groups)",
+        ("tests/integration/test_counts.py::test_the_counts_of_a_step_are_those_of_the_database",),
+    ),
+    Mutation(
+        "a group with nothing to compare had equal returns",
+        "trainer/objectives/advantages.py",
+        "zero_variance_groups=frozenset(compared_groups - unequal)",
+        "zero_variance_groups=frozenset(groups - unequal)",
+        unit("advantages", "test_a_group_has_equal_returns_if_all_that_is_compared_in_it_has"),
+    ),
+    Mutation(
+        "a rollout with an advantage of 0 counts as trained",
+        "trainer/algorithms/trained_calls.py",
+        "for row in rows[name] if learns([row])}",
+        "for row in rows[name]}",
+        ("tests/integration/test_counts.py::test_the_counts_of_a_step_are_those_of_the_database",),
+    ),
+    Mutation(
+        "a resumed step forgets the attempts that failed before",
+        "trainer/run/resume.py",
+        "failures = await stored_failures(self.store, old)",
+        "failures = ()",
+        ("tests/integration/test_counts.py::test_a_resumed_step_counts_what_the_stopped_run_had_seen",),
+    ),
 )
 
 

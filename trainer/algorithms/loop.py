@@ -118,7 +118,7 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                             await asyncio.gather(*(publish(policies, name, r, step) for name, r in unserved.items()))
                         unserved = {}
                 await record(run, policies, worth.calls, rows, metrics, step)
-                entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics)}
+                entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics, algorithm.learns)}
                 entry["seconds"] = time.monotonic() - began
                 entry |= machine.since()
                 if validated:

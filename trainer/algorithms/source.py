@@ -108,7 +108,9 @@ class Source:
             for of in trajectories
             for t in of.transitions
         )
-        return StepAdvantages(tuple(trajectories), weights, calls, 0, 0, frozenset(), pairs=self.pairs)
+        return StepAdvantages(
+            tuple(trajectories), weights, calls, frozenset(), frozenset(), frozenset(), pairs=self.pairs
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
