@@ -1629,6 +1629,37 @@ MUTATIONS = (
         "failures = ()",
         ("tests/integration/test_counts.py::test_a_resumed_step_counts_what_the_stopped_run_had_seen",),
     ),
+    Mutation(
+        "SIGTERM ends the program at once",
+        "core/stop_signals.py",
+        "STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)",
+        "STOP_SIGNALS = (signal.SIGINT, signal.SIGHUP)",
+        unit("stop_signals", "test_a_coroutine_is_cancelled_by_each_of_them_and_ends_whatever_else_comes"),
+    ),
+    Mutation(
+        "a second signal interrupts what is being saved",
+        "trainer/http/aio.py",
+        'if _unhurried[state["loop"]]:',
+        'if len(received) < 2 and _unhurried[state["loop"]]:',
+        unit("stop_signals", "test_what_is_being_finished_is_waited_for_however_long_it_takes"),
+    ),
+    Mutation(
+        "an update that was stopped is lost",
+        "trainer/algorithms/loop.py",
+        """    kept.unrecorded = entry
+    kept.unsaved = step + 1
+""",
+        """    kept.unrecorded = entry
+""",
+        ("tests/integration/test_stop_signals.py::test_a_run_that_is_stopped_anywhere_equals_one_never_stopped",),
+    ),
+    Mutation(
+        "a run that fails saves nothing",
+        "trainer/algorithms/loop.py",
+        "if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):",
+        "if False:",
+        ("tests/integration/test_stop_signals.py::test_a_run_that_fails_saves_the_steps_before",),
+    ),
 )
 
 
