@@ -1660,6 +1660,27 @@ MUTATIONS = (
         "if False:",
         ("tests/integration/test_stop_signals.py::test_a_run_that_fails_saves_the_steps_before",),
     ),
+    Mutation(
+        "every model has the rate of the largest",
+        "trainer/local/rates.py",
+        "rates = next(rates for rates in USUAL_RATES if parameters < rates.below)",
+        "rates = USUAL_RATES[-1]",
+        unit("rates", "test_it_depends_on_size_adapter_and_loss"),
+    ),
+    Mutation(
+        "an adapter has the rate of all weights",
+        "trainer/local/worker.py",
+        "lora=spec.lora is not None",
+        "lora=False",
+        ("tests/integration/test_usual_rates.py::test_the_rate_is_that_of_the_table",),
+    ),
+    Mutation(
+        "a held-out reward has to leave both intervals to have fallen",
+        "trainer/report/alerts.py",
+        "> math.hypot(lower_half, upper_half)",
+        "> lower_half + upper_half",
+        unit("alerts", "test_what_looks_wrong"),
+    ),
 )
 
 

@@ -20,7 +20,14 @@ from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms import checkpoints
 from agl.trainer.algorithms.ahead import Ahead
 from agl.trainer.algorithms.source import Rows, Sample, Source
-from agl.trainer.algorithms.trained_calls import facts, note_shortened, note_useless, record, recorded_baselines
+from agl.trainer.algorithms.trained_calls import (
+    facts,
+    note_rates,
+    note_shortened,
+    note_useless,
+    record,
+    recorded_baselines,
+)
 from agl.trainer.algorithms.training import StepFunctions, Training
 from agl.trainer.http.aio import finish
 from agl.trainer.objectives.advantages import StepAdvantages
@@ -55,6 +62,7 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
     async with algorithm.loaded(run, source) as training:
         policies, workplace = training.policies, training.workplace
         await algorithm.begin(training)
+        note_rates(run, policies)
         checkpoint = await checkpoints.restore(run, policies, identity, algorithm) if run.resume else None
         done = checkpoint.step if checkpoint else 0
         begun = checkpoint.beyond.get("ahead", {}) if checkpoint else {}

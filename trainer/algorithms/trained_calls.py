@@ -79,6 +79,19 @@ def note_useless(run: Run, sample: Sample, worth: StepAdvantages, step: int) -> 
         )
 
 
+def note_rates(run: Run, policies: Policies) -> None:
+    """Note for people which learning rates nobody has chosen, and what they are."""
+    for name, policy in policies:
+        if policy.spec.usual_rate:
+            of_policy = f" of policy {name!r}" if len(policies) > 1 else ""
+            trained = "all weights" if policy.spec.lora is None else "a LoRA adapter"
+            info = policy.info
+            run.progress.note(
+                f"learning_rate={info.learning_rate:g}{of_policy}: the usual one for {trained} of "
+                f"{info.parameters / 1e6:.3g}M parameters, {info.trainable_parameters / 1e6:.3g}M of them trained"
+            )
+
+
 def note_shortened(run: Run, metrics: Mapping[str, Mapping[str, float]], step: int) -> None:
     """Note for people which policies `max_kl` held back."""
     for name, of_policy in metrics.items():
