@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -74,7 +74,8 @@ def test_what_is_dropped_is_a_whole_group_and_is_reported(step: Step) -> None:
     got = scored(step)
     size = Counter((g, p) for g, p, _, _ in step)
     assert Counter((t.group, t.policy) for t in got.trajectories) == {g: n for g, n in size.items() if n > 1}
-    assert got.dropped_groups == sum(n == 1 for n in size.values())
+    compared = {g for (g, _), n in size.items() if n > 1}
+    assert got.dropped_groups == {g for g, _ in size} - compared
     dropped = {c.rollout_id for c in got.calls if c.dropped}
     assert dropped == {f"r{i}" for i, (g, p, _, _) in enumerate(step) if size[g, p] == 1}
     assert len(got.calls) == len(got.advantages) == sum(n for *_, n in step)
@@ -93,8 +94,29 @@ def test_advantages_of_a_group_sum_to_nothing_over_its_rollouts(step: Step) -> N
 def test_equal_rewards_give_exactly_nothing_to_learn(reward: float) -> None:
     got = scored([("a", "p", reward, 2)] * 3 + [("b", "p", 0.0, 1), ("b", "p", 1.0, 1)])
     assert {got.advantages[f"r{i}.{k}"] for i in range(3) for k in range(2)} == {0.0}
-    assert (got.zero_variance_groups, got.dropped_groups) == (1, 0)
+    assert (got.zero_variance_groups, got.dropped_groups) == ({"a"}, set())
     assert got.advantages["r4.0"] == pytest.approx(2**-0.5, rel=1e-5)
+
+
+@given(steps)
+def test_a_group_has_equal_returns_if_all_that_is_compared_in_it_has(step: Step) -> None:
+    """Policies are compared apart, and so are agents: a group is still one."""
+    got = scored(step)
+    of_comparison: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for group, policy, reward, _ in step:
+        of_comparison[group, policy].append(reward)
+    compared = {of: rewards for of, rewards in of_comparison.items() if len(rewards) > 1}
+    unequal = {group for (group, _), rewards in compared.items() if len(set(rewards)) > 1}
+    assert got.zero_variance_groups == {group for group, _ in compared} - unequal
+
+
+def test_equal_rollouts_whose_calls_differ_have_something_to_learn() -> None:
+    def per_call(t: Trajectory) -> list[float]:
+        return [x.reward for x in t.transitions]
+
+    both = [trajectory(i, "a", "p", 0.0, 2, each=(1.0, 3.0)) for i in range(2)]
+    assert compute_advantages(both, per_call).zero_variance_groups == frozenset()
+    assert compute_advantages(both, Uniform()).zero_variance_groups == {"a"}
 
 
 def test_a_credit_rule_may_tell_calls_apart_and_the_rollout_still_counts_once() -> None:
@@ -134,7 +156,7 @@ def test_a_bad_credit_rule_is_named() -> None:
 
 def test_nothing_gives_nothing() -> None:
     got = compute_advantages([], Uniform())
-    assert (got.trajectories, got.calls, got.dropped_groups) == ((), (), 0)
+    assert (got.trajectories, got.calls, got.dropped_groups) == ((), (), frozenset())
 
 
 # -- a running baseline per role --------------------------------------------------------------------------------------
@@ -187,7 +209,7 @@ def test_a_role_is_compared_with_its_own_running_mean(one: Games, two: Games, de
                     assert got.advantages[f"r{i}.{role}{k}"] == pytest.approx(value - base, abs=1e-4)
         if means[0] and means[1]:
             assert second.baselines[role] == pytest.approx(decay * base + (1 - decay) * float(np.mean(means[1])))
-    assert first.dropped_groups == second.dropped_groups == 0
+    assert first.dropped_groups == second.dropped_groups == frozenset()
     assert len(first.trajectories) == len(one), "a task with one rollout is trained"
 
 

@@ -25,11 +25,11 @@ class Rollouts:
         begun: number of a group -> the step in which it was begun.
     """
 
-    def __init__(self, seed: int, steps: int, bound: int) -> None:
+    def __init__(self, seed: int, steps: int, bound: int, tasks: int = 100, epochs: int | None = None) -> None:
         self.begun: dict[int, int] = {}
         self.step = 0
         self._random = random.Random(seed)
-        batches = Batches(list(range(100)), SIZE, seed=0)
+        batches = Batches(list(range(tasks)), SIZE, 0, epochs)
         self.source = SimpleNamespace(batches=batches, steps=steps, group_size=1, max_staleness=bound)
         self.run = SimpleNamespace(progress=SimpleNamespace(began=lambda *_: None))
 
@@ -62,6 +62,15 @@ def test_every_group_counts_once_and_none_too_late(seed: int, steps: int, bound:
     assert sorted(chain(*of_steps)) == list(range(steps * SIZE))
     late = [step - rollouts.begun[number] for step, groups in enumerate(of_steps) for number in groups]
     assert max(late) <= bound
+
+
+@given(seed=st.integers(0, 10_000), tasks=st.integers(3, 10), epochs=st.integers(1, 4), bound=st.integers(2, 6))
+def test_the_last_step_of_epochs_has_the_groups_that_are_left(seed: int, tasks: int, epochs: int, bound: int) -> None:
+    steps = Batches(list(range(tasks)), SIZE, 0, epochs).steps()
+    rollouts = Rollouts(seed, steps, bound, tasks, epochs)
+    of_steps = asyncio.run(taken(rollouts, Ahead(rollouts, {}), 0, steps))  # pyright: ignore[reportArgumentType]
+    assert [len(groups) for groups in of_steps] == [rollouts.source.batches.size(step) for step in range(steps)]
+    assert sorted(chain(*of_steps)) == list(range(tasks * epochs))
 
 
 @given(seed=st.integers(0, 10_000), steps=st.integers(2, 12), bound=st.integers(2, 6), data=st.data())

@@ -43,7 +43,12 @@ def steps(name: str, values: list[float | None], **same: float) -> list[dict[str
         (steps("train/policy_faults/length", [20, 0, 20], **{"train/rollouts": 64}),
          [("faults", "", 1, 1), ("faults", "", 3, 3)]),
         ([{"step": s, "val/reward": v, "val/reward_low": v - 0.1, "val/reward_high": v + 0.1}
-          for s, v in ((0, 0.2), (10, 0.6), (20, 0.45), (30, 0.3), (40, 0.55))], [("held-out", "", 30, 30)]),
+          for s, v in ((0, 0.2), (10, 0.6), (20, 0.45), (30, 0.3), (40, 0.55))], [("held-out", "", 20, 30)]),
+        # The intervals of 32 tasks overlap, and yet the difference is more than chance.
+        ([{"step": 0, "val/reward": 0.65, "val/reward_low": 0.48, "val/reward_high": 0.79},
+          {"step": 5, "val/reward": 0.40, "val/reward_low": 0.25, "val/reward_high": 0.56}], [("held-out", "", 5, 5)]),
+        ([{"step": 0, "val/reward": 0.65, "val/reward_low": 0.48, "val/reward_high": 0.79},
+          {"step": 5, "val/reward": 0.50, "val/reward_low": 0.34, "val/reward_high": 0.66}], []),
         ([{"step": 0, "val/reward": 0.5}, {"step": 5, "val/reward": 0.1}], []),
     ],
 )  # fmt: skip

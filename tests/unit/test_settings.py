@@ -28,7 +28,7 @@ DERIVED = {"critic", "total_steps", "loss_scale_factor", "seed"}
 """The learner's settings that follow from others."""
 DEFAULTS = {"dual_clip", "share_prefixes", "beta"}
 """The learner's settings that no policy gradient changes; `beta` is of `agl.DPO`."""
-OF_THE_RUN = {"name", "seed", "learner", "trained"}
+OF_THE_RUN = {"name", "seed", "learner", "trained", "usual_rate"}
 """What a policy process has from elsewhere than the algorithm's fields of the same name."""
 
 

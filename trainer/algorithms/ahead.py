@@ -60,21 +60,20 @@ class Ahead:
             AglError: as `Workplace.rollouts`.
         """
         source, run = self._training.source, self._training.run
-        size, bound = source.batches.batch_size, source.max_staleness or 0
-        run.progress.began("train", step, size * source.group_size)
+        batches, bound = source.batches, source.max_staleness or 0
+        run.progress.began("train", step, batches.size(step) * source.group_size)
         for number, due, index in self._open:
             self._start(number, due, index)
         self._open = []
-        end = min(step + 1 + bound // 2, source.steps) * size
-        indices = [i for at in range(self._next // size, end // size) for i in source.batches.indices(at)]
-        for number, index in zip(range(self._next, end), indices, strict=True):
+        first, end = self._next // batches.batch_size, min(step + 1 + bound // 2, source.steps)
+        for number, index in enumerate((i for at in range(first, end) for i in batches.indices(at)), self._next):
             # The weights that sample now may be those of the step before, whose update has not ended.
             self._start(number, step - 1 + bound, index)
             if number == 0:
                 # What is wrong with the agent shows in the first rollout, before others are begun.
                 await asyncio.wait([self._groups[0].rollouts])
-        self._next = max(self._next, end)
-        while (chosen := self._chosen(step, size, bound)) is None:
+        self._next = max(self._next, end * batches.batch_size)
+        while (chosen := self._chosen(step, bound)) is None:
             open_ = [group.rollouts for group in self._groups.values() if not group.rollouts.done()]
             await asyncio.wait(open_, return_when=asyncio.FIRST_COMPLETED)
         self._since, self.seconds = time.monotonic(), time.monotonic() - self._since
@@ -100,15 +99,16 @@ class Ahead:
         rollouts = self._training.rollouts([index], step, first=place, announce=False)
         self._groups[number] = _Group(due, index, asyncio.create_task(rollouts))
 
-    def _chosen(self, step: int, size: int, bound: int) -> list[int] | None:
+    def _chosen(self, step: int, bound: int) -> list[int] | None:
         """The groups to take in a step, those due first; None while too few have ended."""
+        size = self._training.source.batches.size
         in_order = sorted(self._groups, key=lambda number: (self._groups[number].due, number))
         ended = [number for number in in_order if self._groups[number].rollouts.done()]
         for number in ended:
             self._groups[number].rollouts.result()  # raises what has ended it
         for last in range(step, step + bound):
             due = {number for number in in_order if self._groups[number].due <= last}
-            # The steps up to `last` take `size` groups each; what they cannot take has to be taken now.
-            if len(due.intersection(ended)) < len(due) - (last - step) * size:
+            # What the further steps up to `last` cannot take has to be taken now.
+            if len(due.intersection(ended)) < len(due) - sum(size(later) for later in range(step + 1, last + 1)):
                 return None
-        return ended[:size] if len(ended) >= size else None
+        return ended[: size(step)] if len(ended) >= size(step) else None

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 from agl.mdp.types import Call, Trajectory
 from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
-from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.source import Source
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
@@ -34,7 +33,6 @@ class SFT(LocalTraining):
 
     data: Traces
     batch_size: int = 16
-    learning_rate: float = IMITATION_RATE
 
     def __post_init__(self) -> None:
         require_positive(batch_size=self.batch_size)

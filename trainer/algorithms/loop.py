@@ -15,13 +15,21 @@ from typing import Any
 
 import numpy as np
 
-from agl.errors import NoTrainableDataError, StalePolicyError
+from agl.errors import AglError, CheckpointError, NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow
 from agl.trainer.algorithms import checkpoints
 from agl.trainer.algorithms.ahead import Ahead
 from agl.trainer.algorithms.source import Rows, Sample, Source
-from agl.trainer.algorithms.trained_calls import facts, note_shortened, note_useless, record, recorded_baselines
+from agl.trainer.algorithms.trained_calls import (
+    facts,
+    note_rates,
+    note_shortened,
+    note_useless,
+    record,
+    recorded_baselines,
+)
 from agl.trainer.algorithms.training import StepFunctions, Training
+from agl.trainer.http.aio import finish
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.failures import failures_line, require_sound
@@ -42,7 +50,9 @@ without autocast."""
 async def train(run: Run, algorithm: StepFunctions) -> None:
     """Load, restore, then for each step: rollouts, worth, rows, update, publish, record, validate, save.
 
-    Cancelled between updates, it saves the last completed step. A callback may end it after a step, which is saved.
+    However it ends, the last step whose update was completed is saved; a cancellation waits for the update. Where that
+    came before the step was recorded, the resumed run does what is left of the step: its validation and its record. A
+    callback may end the run after a step, which is saved.
 
     Raises:
         AglError: what went wrong, where, and what to do.
@@ -52,9 +62,11 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
     async with algorithm.loaded(run, source) as training:
         policies, workplace = training.policies, training.workplace
         await algorithm.begin(training)
+        note_rates(run, policies)
         checkpoint = await checkpoints.restore(run, policies, identity, algorithm) if run.resume else None
         done = checkpoint.step if checkpoint else 0
         begun = checkpoint.beyond.get("ahead", {}) if checkpoint else {}
+        kept = Kept(unrecorded=checkpoint.beyond.get("unrecorded") if checkpoint else None)
         if checkpoint and source.batches.spreads is not None:
             source.batches.spreads.update(checkpoint.beyond.get("spreads", ()))
         if run.resume:
@@ -65,7 +77,7 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 sampled=source.sampled,
                 first=Ahead.first_step(begun, source.batches.batch_size, done),
             )
-        training.baselines = recorded_baselines(run.history)
+        training.baselines = recorded_baselines([*run.history, kept.unrecorded] if kept.unrecorded else run.history)
         if run.train or run.val:
             await training.start()
         await run.begin(source.steps, done)
@@ -81,13 +93,29 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
         ahead: asyncio.Task[tuple[Sample, StepAdvantages]] | None = None
         unserved: Rows = {}
         machine = Machine()
-        unsaved: int | None = None  # the step whose weights these are; None: of a saved step, or of none
+
+        def due_validation(step: int) -> bool:
+            return bool(run.val) and (step == source.steps or step % algorithm.val_every == 0)
+
+        async def save(step: int) -> None:
+            left = {} if kept.unrecorded is None else {"unrecorded": kept.unrecorded}
+            await finish(checkpoints.save(run, policies, step, identity, training.beyond(step) | left))
+            kept.unsaved = None
+
         try:
+            if kept.unrecorded is not None:
+                entry = dict(kept.unrecorded)
+                if due_validation(done):
+                    entry |= await validate(training, done)
+                kept.unrecorded = None
+                kept.unsaved = done
+                await run.record(entry)
+                await save(done)
             for step in range(done, source.steps):
                 if run.stop_reason is not None:
                     break
                 began, last = time.monotonic(), step + 1 == source.steps
-                validated = bool(run.val) and (last or (step + 1) % algorithm.val_every == 0)
+                validated = due_validation(step + 1)
                 sample, worth = await (ahead or sampled(training, step))
                 ended = ((r.rollout, r.attempt_trajectory) for r in sample.results)
                 source.batches.learn((r.metadata["task_index"], t.reward or 0.0) for r, t in ended if t is not None)
@@ -98,15 +126,16 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                 due = {name: r for name, r in rows.items() if algorithm.learns(r)}
                 if not due and source.sampled:
                     run.progress.note(f"step {step + 1}: no update: {algorithm.why_flat}")
-                unserved, unsaved = {**unserved, **due}, None
+                unserved = {**unserved, **due}
+                phases = {"sampling": sample.seconds}
                 async with contextlib.AsyncExitStack() as held:
                     # Requests are held, so that no answer is sampled from two versions of the weights.
                     if due and ahead is None:
                         await held.enter_async_context(workplace.hold())
-                    phases = {"sampling": sample.seconds}
-                    with timed(phases, "learning"):
-                        metrics = await update(policies, due, worth)
-                    note_shortened(run, metrics, step)
+                    entry = await finish(
+                        learn(training, kept, sample, worth, rows, due, step, phases),
+                        lambda: run.progress.note("stopping: the update of this step is finished and saved first"),
+                    )
                     if due and ahead is not None and not in_flight:
                         # All of its calls are of the weights before this update, so that a resumed run, which finds
                         # these rollouts in the store, equals one that was never stopped.
@@ -117,22 +146,25 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
                         with timed(phases, "publishing"):
                             await asyncio.gather(*(publish(policies, name, r, step) for name, r in unserved.items()))
                         unserved = {}
-                await record(run, policies, worth.calls, rows, metrics, step)
-                entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics)}
                 entry["seconds"] = time.monotonic() - began
                 entry |= machine.since()
                 if validated:
                     with timed(phases, "validating"):
                         entry |= await validate(training, step + 1)
                 entry |= {f"seconds/{phase}": seconds for phase, seconds in phases.items()}
-                unsaved = step + 1
+                kept.unrecorded = None
                 await run.record(entry)
-                if last or unsaved % save_every == 0 or run.stop_reason is not None:
-                    await checkpoints.save(run, policies, unsaved, identity, training.beyond(unsaved))
-                    unsaved = None
+                if last or (step + 1) % save_every == 0 or run.stop_reason is not None:
+                    await save(step + 1)
         except asyncio.CancelledError:
-            if unsaved is not None:
-                await checkpoints.save(run, policies, unsaved, identity, training.beyond(unsaved))
+            if kept.unsaved is not None:
+                await save(kept.unsaved)
+            raise
+        except Exception as error:
+            # Where these weights cannot be served or saved, the last checkpoint is what to go on from.
+            if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):
+                with contextlib.suppress(AglError):
+                    await save(kept.unsaved)
             raise
         finally:
             if ahead is not None:
@@ -144,6 +176,43 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
         _require_updates(run, policies)
         if run.stop_reason is None:
             workplace.require_agents()
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What would be lost if the run ended now.
+
+    Attributes:
+        unsaved: the completed steps that made these weights; None where a checkpoint has them, and during an update.
+        unrecorded: the entry of the last of these steps, where the history does not have it yet.
+    """
+
+    unsaved: int | None = None
+    unrecorded: dict[str, Any] | None = None
+
+
+async def learn(
+    training: Training,
+    kept: Kept,
+    sample: Sample,
+    worth: StepAdvantages,
+    rows: Rows,
+    due: Rows,
+    step: int,
+    phases: dict[str, float],
+) -> dict[str, Any]:
+    """The update on the rows that are `due`, and what the store keeps of it; returns the step's entry so far."""
+    run, policies = training.run, training.policies
+    kept.unsaved = None
+    with timed(phases, "learning"):
+        metrics = await update(policies, due, worth)
+    note_shortened(run, metrics, step)
+    await record(run, policies, worth.calls, rows, metrics, step)
+    entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics, training.algorithm.learns)}
+    entry["seconds"] = sum(phases.values())
+    kept.unrecorded = entry
+    kept.unsaved = step + 1
+    return entry
 
 
 @contextlib.contextmanager

@@ -45,14 +45,15 @@ class PolicyGradient(PolicyGradientSettings, LocalTraining):
         """With dynamic sampling, further tasks take the place of groups that are all alike."""
         batches = training.source.batches
         results = await training.groups(step)
-        n_tasks = batches.batch_size
+        size = batches.size(step)
+        n_tasks = size
         replacements = batches.further(step)
         resampled = 0
         for _ in range(self.max_gen_batches - 1 if self.dynamic_sampling else 0):
             groups = {r.rollout.group for r in results}
             lost_groups = groups - {r.rollout.group for r in results if r.attempt_trajectory is not None}
             useless = len(self._compared(training, results, step).flat_groups) + len(lost_groups)
-            missing = self.batch_size - (n_tasks - useless)
+            missing = size - (n_tasks - useless)
             more = [next(replacements) for _ in range(missing)]
             if not more:
                 break

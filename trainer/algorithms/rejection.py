@@ -9,7 +9,6 @@ from agl.errors import ConfigError
 from agl.mdp.conditions import Where, condition, reward
 from agl.trainer.algorithms.groups import grouped_options
 from agl.trainer.algorithms.loop import LocalTraining
-from agl.trainer.algorithms.settings import IMITATION_RATE
 from agl.trainer.algorithms.source import Sample, Source
 from agl.trainer.algorithms.training import Training
 from agl.trainer.algorithms.worth import candidates, worth_of_chosen
@@ -48,7 +47,6 @@ class RFT(LocalTraining):
     per_task: int | None = None
     update_epochs: int = 2
     minibatches: int = 8
-    learning_rate: float = IMITATION_RATE
     val_every: int = 1
     checkpoint_every: int | None = 1
 

@@ -32,9 +32,6 @@ RENAMED = {
 }
 """Names of earlier versions, which files, command lines, clients and checkpoints may still have -> today's names."""
 
-IMITATION_RATE = 1e-5
-"""A usual learning rate where answers are imitated: every token pulls the same way, unlike in a policy gradient."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
@@ -43,8 +40,10 @@ class CommonSettings:
     Attributes:
         model: Hugging Face directory or hub id of the model to train, or a GGUF file.
         steps: updates of the policy; give this or `epochs`.
-        epochs: passes over the training data, instead of `steps`.
-        learning_rate: peak learning rate of AdamW.
+        epochs: passes over the training data, instead of `steps`. Each pass has each task or recorded rollout once;
+            the last step of the run may have fewer of them than `batch_size`.
+        learning_rate: peak learning rate of AdamW; None = the usual one for the model's size, for LoRA or all weights,
+            and for what is learned (`agl.trainer.local.rates`), which the run prints.
         loss_agg: mean of the loss: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or
             "seq-mean-token-sum-norm" (divided by `max_response_tokens`).
         temperature: sampling temperature during training, whatever the agent requests.
@@ -60,7 +59,7 @@ class CommonSettings:
     model: str
     steps: int | None = None
     epochs: int | None = None
-    learning_rate: float = 1e-6
+    learning_rate: float | None = None
     loss_agg: LossAgg = "token-mean"
     temperature: float = 1.0
     max_response_tokens: int = 1024
@@ -131,8 +130,11 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
             "seed": seed,
             **self._learner_settings(),
         }
+        usual = self.learning_rate is None
+        if usual:
+            del learner["learning_rate"]
         shared = {f.name: values[f.name] for f in fields(PolicySpec) if f.name in values}
-        return PolicySpec(**shared, seed=seed, learner=LearnerConfig(**learner))
+        return PolicySpec(**shared, seed=seed, learner=LearnerConfig(**learner), usual_rate=usual)
 
     def _learner_settings(self) -> dict[str, Any]:
         """The learner's settings that have other names here."""

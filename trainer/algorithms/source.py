@@ -62,11 +62,15 @@ class Source:
             DatasetError: there is none.
         """
         require_tasks(run.train, "the training dataset")
-        if (batch_size or 0) > len(run.train):
-            run.progress.note(f"batch_size={batch_size} is more than the {len(run.train)} tasks: a step has some twice")
-        batches = Batches(run.train, batch_size or len(run.train), run.seed, {} if by_spread else None)
-        steps = steps or settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
-        return cls(batches, steps, group_size, max_staleness)
+        n = len(run.train)
+        steps = steps or settings.steps
+        size = batch_size or n
+        if size > n:
+            has = "has some twice" if steps else "has each of them once"
+            run.progress.note(f"batch_size={size} is more than the {n} tasks: a step {has}")
+            size = size if steps else n
+        batches = Batches(run.train, size, run.seed, None if steps else settings.epochs, {} if by_spread else None)
+        return cls(batches, steps or batches.steps(), group_size, max_staleness)
 
     @classmethod
     def of_recorded(
@@ -85,9 +89,8 @@ class Source:
         units: dict[str, list[Trajectory]] = {}
         for trajectory in chosen.trajectories:
             units.setdefault(better.get(trajectory.rollout_id, trajectory.rollout_id), []).append(trajectory)
-        batches = Batches(list(units.values()), min(batch_size, len(units)), run.seed)
-        steps = settings.steps or batches.steps_per_epoch() * (settings.epochs or 1)
-        return cls(batches, steps, max_staleness=None, chosen=chosen, pairs=pairs)
+        batches = Batches(list(units.values()), min(batch_size, len(units)), run.seed, settings.epochs)
+        return cls(batches, settings.steps or batches.steps(), max_staleness=None, chosen=chosen, pairs=pairs)
 
     @property
     def sampled(self) -> bool:
@@ -105,7 +108,9 @@ class Source:
             for of in trajectories
             for t in of.transitions
         )
-        return StepAdvantages(tuple(trajectories), weights, calls, 0, 0, frozenset(), pairs=self.pairs)
+        return StepAdvantages(
+            tuple(trajectories), weights, calls, frozenset(), frozenset(), frozenset(), pairs=self.pairs
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
 import numpy as np
 
-from agl.mdp.sequence import merge_report
+from agl.mdp.sequence import TrainingRow, merge_report
 from agl.trainer.algorithms.source import Rows, Sample
 from agl.trainer.objectives.advantages import CallAdvantage, StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.failures import failure_counts
 from agl.trainer.run.faults import fault_counts, hopeless_groups
-from agl.trainer.run.results import costs, mean_rewards, merge_counts, rollout_seconds
+from agl.trainer.run.results import costs, group_counts, mean_rewards, merge_counts, rollout_seconds
 from agl.trainer.run.run import Run
 from agl.trainer.store.types import TrainedCall
 
@@ -79,6 +79,19 @@ def note_useless(run: Run, sample: Sample, worth: StepAdvantages, step: int) -> 
         )
 
 
+def note_rates(run: Run, policies: Policies) -> None:
+    """Note for people which learning rates nobody has chosen, and what they are."""
+    for name, policy in policies:
+        if policy.spec.usual_rate:
+            of_policy = f" of policy {name!r}" if len(policies) > 1 else ""
+            trained = "all weights" if policy.spec.lora is None else "a LoRA adapter"
+            info = policy.info
+            run.progress.note(
+                f"learning_rate={info.learning_rate:g}{of_policy}: the usual one for {trained} of "
+                f"{info.parameters / 1e6:.3g}M parameters, {info.trainable_parameters / 1e6:.3g}M of them trained"
+            )
+
+
 def note_shortened(run: Run, metrics: Mapping[str, Mapping[str, float]], step: int) -> None:
     """Note for people which policies `max_kl` held back."""
     for name, of_policy in metrics.items():
@@ -97,12 +110,15 @@ def facts(
     policies: Policies,
     rows: Rows,
     metrics: Mapping[str, Mapping[str, float]],
+    learns: Callable[[Seq[TrainingRow]], bool],
 ) -> dict[str, Any]:
     """What a step adds to `run.history`.
 
     Args:
         rows: made of the trajectories of `worth`. metrics: the learner's, by policy; only of those that were updated.
+        learns: whether an update on some rows changes a policy.
     """
+    trained = {row.rollout_id for name in metrics for row in rows[name] if learns([row])}
     merged = merge_report(worth.trajectories, [row for policy_rows in rows.values() for row in policy_rows])
     entry: dict[str, Any] = {}
     if sample.results:
@@ -110,7 +126,7 @@ def facts(
         entry = _of_rollouts(sample, worth) | _staleness(worth, before)
     entry |= {
         "train/updated_policies": len(metrics),
-        "train/trained_rollouts": len({t.rollout_id for t in worth.trajectories if metrics.keys() & t.policies}),
+        "train/trained_rollouts": len(trained),
         **merge_counts(merged),
     }
     for name, version in policies.versions.items():
@@ -128,13 +144,11 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
     return {
         **{name: reward for name, reward in rewards.items() if not math.isnan(reward)},  # no rollout need have one
         "train/rollouts": len(sample.results),
-        "train/groups": len({r.rollout.group for r in sample.results}),
         "train/failed_rollouts": len(sample.results) - len(succeeded),
         **failure_counts(sample.results, "train"),
         **fault_counts(succeeded, "train"),
         **costs(succeeded, "train"),
-        "train/dropped_groups": worth.dropped_groups,
-        "train/zero_variance_groups": worth.zero_variance_groups,
+        **group_counts(sample.results, worth),
         "train/resampled_tasks": sample.resampled,
         **{BASELINE + agent: value for agent, value in worth.baselines.items()},
         **rollout_seconds(succeeded, "train"),

@@ -55,8 +55,8 @@ def worth_of_chosen(
         chosen.trajectories,
         chosen.weights,
         tuple(calls),
-        dropped_groups=0,
-        zero_variance_groups=0,
+        dropped_groups=frozenset(),
+        zero_variance_groups=frozenset(),
         flat_groups=frozenset(rollout.group for rollout, _ in attempts) - groups,
         pairs=pairs or {},
     )
@@ -81,7 +81,7 @@ def make_rows(worth: StepAdvantages, policies: Policies, step: int, max_stalenes
     flat = any(c.dropped == FLAT and c.policy in rows for c in worth.calls)
     if not flat and not any(row.n_actions for policy_rows in rows.values() for row in policy_rows):
         if worth.dropped_groups:
-            why = f"{worth.dropped_groups} group(s) kept no two rollouts to compare"
+            why = f"{len(worth.dropped_groups)} group(s) kept no two rollouts to compare"
         else:
             why = "none of its answers is whole" if worth.calls else "its rollouts made no call"
         raise NoTrainableDataError(

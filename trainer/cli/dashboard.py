@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import webbrowser
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from agl.stop_signals import stop_event
 from agl.texts import printable
 from agl.trainer.cli.options import Host, Json, KeyFile, Places, Port, Quiet, write_json
 
@@ -36,10 +36,7 @@ def dashboard(
     keep_secrets()
 
     async def serve() -> None:
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+        stop = stop_event()
         async with serving(sources, keys, host=host, port=port) as url:
             page = link(url, keys.minted)
             write_json(json_file, {"url": url, "link": page, "stores": [source.name for source in sources]})

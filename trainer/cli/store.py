@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
-import signal
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agl.stop_signals import stop_event
 from agl.texts import printable
 from agl.trainer.cli.options import Host, Json, KeyFile, Port, StoreOption, duration, write_json
 
@@ -46,10 +46,7 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     keys = Keys.find(key_file)
     keys.check_host(host)
     keep_secrets()
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    stop = stop_event()
     opened = await open_store(db)
     coordinator = StoreCoordinator.of_store(opened)
     routes = [*coordinator.routes(keys), *ui_routes(opened, split_key(db)[0], keys)]

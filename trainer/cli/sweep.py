@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from agl.errors import ConfigError
+from agl.stop_signals import STOP_SIGNALS
 from agl.texts import printable
 from agl.trainer.launch import child
 from agl.trainer.report.explain import PIPED_WIDTH
@@ -24,7 +24,7 @@ from agl.trainer.report.terminal import console
 
 TRAIN = (sys.executable, "-c", "from agl.trainer.cli import main; main()", "train")
 FACTS = "facts.json"
-_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_STOPPED = {128 + number for number in STOP_SIGNALS}
 
 
 def sweep(arguments: Sequence[str], over: Sequence[str], seeds: Sequence[int], directory: Path) -> list[dict[str, Any]]:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import signal
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
+from agl.stop_signals import stop_signals_to
 from agl.surroundings import copied, start_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 STOP_SECONDS = 15.0
-"""How long Ctrl-C waits for the coroutine to end."""
+"""How long Ctrl-C waits for the coroutine to end, once nothing is being finished."""
+IMPATIENT = 3
+"""The Ctrl-C that ends the wait."""
 
 
 class LoopThread:
@@ -69,11 +75,16 @@ class LoopThread:
 def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on a separate thread and event loop.
 
-    It runs in a copy of the caller's context. So it works under a running loop too (notebooks), and Ctrl-C reaches the
-    caller at once and ends the coroutine cleanly.
+    It runs in a copy of the caller's context. So it works under a running loop too (notebooks), and Ctrl-C, SIGTERM and
+    SIGHUP cancel it. What it finishes then (`unhurried`) is waited for; anything else for `STOP_SECONDS`.
+
+    Raises:
+        KeyboardInterrupt: one of these signals has come, which it names. The coroutine has ended, and its cause is the
+            error that it ended with instead of its cancellation.
     """
     state: dict[str, Any] = {}
     ready, done = threading.Event(), threading.Event()
+    received: list[signal.Signals] = []
 
     async def body() -> None:
         state["loop"], state["task"] = asyncio.get_running_loop(), asyncio.current_task()
@@ -89,21 +100,80 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
             ready.set()
             done.set()
 
-    start_thread(thread, "agl-control")
-    try:
+    def stop(number: signal.Signals = signal.SIGINT) -> None:
+        received.append(number)
+        # Further ones change nothing: many programs send two, and what is being saved is to be saved.
+        if len(received) == 1 and ready.is_set():
+            cancel()
+
+    def cancel() -> None:
+        if "task" in state:
+            with contextlib.suppress(RuntimeError):  # its loop has just ended
+                state["loop"].call_soon_threadsafe(state["task"].cancel)
+
+    def is_awaited() -> bool:
+        """Whether the coroutine still gets time to end."""
+        nonlocal deadline
+        if _unhurried[state["loop"]]:
+            deadline = time.monotonic() + STOP_SECONDS
+        impatient = received.count(signal.SIGINT) >= IMPATIENT
+        return time.monotonic() < deadline and not impatient
+
+    with stop_signals_to(stop):
+        start_thread(thread, "agl-control")
+        ready.wait()
+        if received:
+            cancel()
         # Not Thread.join: after an interrupted join, CPython 3.11 regards the thread as ended (bpo-45274).
-        while not done.wait(0.2):
-            pass
-    except KeyboardInterrupt:
-        ready.wait(STOP_SECONDS)
-        if "task" in state and not done.is_set():
-            state["loop"].call_soon_threadsafe(state["task"].cancel)
-        # A second Ctrl-C ends the wait.
-        done.wait(STOP_SECONDS)
-        raise
-    if "error" in state:
-        raise state["error"]
+        while not done.is_set() and not received:
+            try:
+                done.wait(0.2)
+            except KeyboardInterrupt:  # by a handler of the user's
+                stop()
+        deadline = time.monotonic() + STOP_SECONDS
+        while not done.is_set() and is_awaited():
+            done.wait(0.2)
+    error = state.get("error")
+    if received:
+        cause = error if isinstance(error, Exception) else None
+        raise KeyboardInterrupt(received[0].name) from cause
+    if error is not None:
+        raise error
     return state["result"]
+
+
+_unhurried: Counter[asyncio.AbstractEventLoop] = Counter()
+
+
+@contextlib.contextmanager
+def unhurried() -> Iterator[None]:
+    """In a coroutine: who stops the program waits for the block, however long it takes."""
+    loop = asyncio.get_running_loop()
+    _unhurried[loop] += 1
+    try:
+        yield
+    finally:
+        _unhurried[loop] -= 1
+        if not _unhurried[loop]:
+            del _unhurried[loop]
+
+
+async def finish(work: Coroutine[Any, Any, T], on_cancel: Callable[[], object] = lambda: None) -> T:
+    """Await work that must not be left halfway: a cancellation takes effect when it has ended, and calls `on_cancel`
+    first."""
+    task = asyncio.ensure_future(work)
+    with unhurried():
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                on_cancel()
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([task])
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error from None
+            raise
 
 
 def blocking(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:

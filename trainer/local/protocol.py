@@ -37,6 +37,7 @@ class PolicySpec:
         trained: False for one that only answers, or scores.
         data_parallel: processes that each hold the weights, sample some of the answers and compute some of each update,
             on a GPU each.
+        usual_rate: whether the learning rate is the usual one (`agl.trainer.local.rates`) instead of the learner's.
         load_timeout: how long loading may make no progress (`agl.trainer.local.loading`), in seconds; None = for ever.
 
     Raises:
@@ -61,6 +62,7 @@ class PolicySpec:
     load_timeout: float | None = 600.0
     trained: bool = True
     data_parallel: int = 1
+    usual_rate: bool = False
 
     def __post_init__(self) -> None:
         if self.data_parallel < 1:
@@ -104,12 +106,14 @@ class PolicyInfo:
 
     Attributes:
         parameters: of the base model and the policy's own adapter. trainable_parameters: those of the policy.
+        learning_rate: the peak.
         vocab_size: rows of the model's output.
         stop_token_ids: tokens that end an answer, as the model and its tokenizer declare them.
     """
 
     parameters: int
     trainable_parameters: int
+    learning_rate: float
     device: str
     dtype: str
     max_context: int

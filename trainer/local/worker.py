@@ -16,7 +16,7 @@ import os
 import traceback
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, Request
 from agl.trainer.local.loading import LoadingProgress
 from agl.trainer.local.protocol import Failed, Finished, PolicyInfo, PolicySpec, Tokens
+from agl.trainer.local.rates import usual_rate
 from agl.trainer.processes.child import serve_parent
 from agl.trainer.processes.peer import Emit, Peer
 
@@ -163,10 +164,16 @@ class Worker:
             served_adapters = Adapters(self._served, names) if names else None
             self._learning = ThreadPoolExecutor(1, initializer=_prepare_thread, initargs=(loaded.device,))
         model, device = loaded.model, loaded.device
+        total = sum(map(n_weights, model.parameters()))
         for spec in specs:
             use = functools.partial(adapters.use, spec.name) if adapters is not None else None
+            config = spec.learner
+            if spec.usual_rate:
+                imitates = config.policy_loss == "nll"
+                rate = usual_rate(total, lora=spec.lora is not None, imitates=imitates)
+                config = replace(config, learning_rate=rate)
             self._policies[spec.name] = _Policy(
-                Learner(model, spec.learner, device, use, loaded.tokenizer, ranks), names.get(spec.name)
+                Learner(model, config, device, use, loaded.tokenizer, ranks), names.get(spec.name)
             )
         self._engine: LocalEngine = LocalEngine(
             self._served,
@@ -179,20 +186,20 @@ class Worker:
             adapters=served_adapters,
             trained=model,
         )
-        total = sum(map(n_weights, model.parameters()))
         trainable = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
         shared = total - sum(trainable.values()) if adapters is not None else 0
         return {
             name: PolicyInfo(
                 parameters=shared + trainable[name],
                 trainable_parameters=trainable[name],
+                learning_rate=policy.learner.config.learning_rate,
                 device=str(device),
                 dtype=str(loaded.dtype).removeprefix("torch."),
                 max_context=self._engine.max_context,
                 vocab_size=self._engine.vocabulary,
                 stop_token_ids=declared_stops(getattr(model, "generation_config", None), loaded.tokenizer),
             )
-            for name in self._policies
+            for name, policy in self._policies.items()
         }
 
     # -- commands -----------------------------------------------------------------------------------------------

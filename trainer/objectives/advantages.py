@@ -9,7 +9,7 @@ Shapes in names: R rollouts, G rollouts of one group, C calls.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -55,9 +55,9 @@ class StepAdvantages:
         advantages: call id -> advantage, for all calls; with "gae", their returns, from which the learner's value head
             makes the advantages.
         calls: the numbers of every call, dropped ones included.
-        dropped_groups: comparisons of a task, policy and agent with fewer than two rollouts left.
-        zero_variance_groups: those in which every rollout had the same return.
-        flat_groups: the tasks' groups in which no call has anything to learn from.
+        dropped_groups: the tasks' groups of which no call has a call of another rollout to be compared with.
+        zero_variance_groups: those in which all calls that are compared with each other have the same return.
+        flat_groups: those in which no call has anything to learn from, for these reasons or others.
         baselines: of "running_baseline", agent -> mean of its returns as it is after this step, for the next one.
         pairs: of DPO, the better rollout's id -> the worse one's. facts: others of the step, for its history.
     """
@@ -65,8 +65,8 @@ class StepAdvantages:
     trajectories: tuple[Trajectory, ...]
     advantages: Mapping[str, float]
     calls: tuple[CallAdvantage, ...]
-    dropped_groups: int
-    zero_variance_groups: int
+    dropped_groups: frozenset[str]
+    zero_variance_groups: frozenset[str]
     flat_groups: frozenset[str]
     baselines: Mapping[str, float] = field(default_factory=dict)
     pairs: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class _Entry:
 
     Attributes:
         rollout: index of its trajectory. key: the group that it is compared in. value: its return.
-        alone: whether its group has no other rollout. flat: whether all rollouts of its group had the same return.
+        alone: whether its group has no other rollout. differs: whether its return is another than its group's.
     """
 
     rollout: int
@@ -101,7 +101,7 @@ class _Entry:
     value: float
     advantage: float = 0.0
     alone: bool = False
-    flat: bool = False
+    differs: bool = False
 
 
 def compute_advantages(
@@ -152,6 +152,7 @@ def compute_advantages(
     shaped = [[shaping(x) if shaping else 0.0 for x in t.transitions] for t in trajectories]
     total: dict[str, float] = defaultdict(float)
     first: list[_Entry] = []
+    differing: set[str] = set()
     after = dict(baselines or {})
     for n in range(len(credit_levels[0]) if credit_levels else 0):
         entries = [
@@ -170,6 +171,7 @@ def compute_advantages(
             after |= _subtract_baselines(entries, after, baseline_decay)
         for entry in entries:
             total[entry.transition.call.id] += credit_levels[entry.rollout][n].weight * entry.advantage
+        differing |= {trajectories[entry.rollout].group for entry in entries if entry.differs}
         first = first or entries
     if isinstance(credit, Leveled):
         # With several comparisons, a call's return is that of the rule itself.
@@ -180,7 +182,8 @@ def compute_advantages(
             for rule, shape in zip(credit_levels, shaped, strict=True)
         ]
     by_call = {e.transition.call.id: e for e in first}
-    return replace(_summarise(trajectories, returns, total, by_call, estimator), baselines=after)
+    unequal = differing if estimator in GROUPED else {t.group for t in trajectories}
+    return replace(_summarise(trajectories, returns, total, by_call, unequal), baselines=after)
 
 
 def _compare(entries: Sequence[_Entry], estimator: Estimator | EstimatorFunction, normalize_std: bool) -> None:
@@ -211,7 +214,9 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator | EstimatorFunction
         else:
             advantages = np.asarray(values, dtype=np.float64)
         for entry, advantage in zip(members, advantages.tolist(), strict=True):
-            entry.advantage, entry.alone, entry.flat = advantage, alone, bool(deviation == 0)
+            entry.advantage = advantage
+            entry.alone = alone
+            entry.differs = advantage != 0
     if callable(estimator):
         number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
         groups_C = np.array([number[e.key] for e in entries], dtype=np.int64)
@@ -247,8 +252,9 @@ def _summarise(
     returns: Sequence[Sequence[float]],
     totals: Mapping[str, float],
     by_call: Mapping[str, _Entry],
-    estimator: Estimator | EstimatorFunction,
+    unequal: Set[str],
 ) -> StepAdvantages:
+    """Args: unequal: the groups whose returns are not all equal."""
     to_train: list[Trajectory] = []
     calls: list[CallAdvantage] = []
     advantages: dict[str, float] = {}
@@ -270,15 +276,16 @@ def _summarise(
             compared = tuple(t for t in part.transitions if not by_call[t.call.id].alone)
             if compared:
                 to_train.append(replace(part, transitions=compared))
-    groups: dict[Hashable, _Entry] = {e.key: e for e in by_call.values()}
+    groups = {t.group for t in trajectories}
+    compared_groups = {t.group for t in to_train}
     learns = {t.group for t in trajectories if any(advantages[x.call.id] for x in t.transitions if x.trainable)}
     return StepAdvantages(
         tuple(to_train),
         advantages,
         tuple(calls),
-        dropped_groups=sum(e.alone for e in groups.values()),
-        zero_variance_groups=(sum(e.flat and not e.alone for e in groups.values()) if estimator in GROUPED else 0),
-        flat_groups=frozenset({t.group for t in trajectories} - learns),
+        dropped_groups=frozenset(groups - compared_groups),
+        zero_variance_groups=frozenset(compared_groups - unequal),
+        flat_groups=frozenset(groups - learns),
     )
 
 

@@ -62,9 +62,11 @@ class Policies:
         specs = []
         for name, model in models.items():
             own = overrides.get(name, Policy())
+            usual = template.usual_rate and own.lr is None
             rate = own.lr if own.lr is not None else template.learner.learning_rate
             learner = replace(template.learner, learning_rate=rate)
-            specs.append(replace(template, name=name, model=model, lora=own.lora or template.lora, learner=learner))
+            lora = own.lora or template.lora
+            specs.append(replace(template, name=name, model=model, lora=lora, learner=learner, usual_rate=usual))
         if template.engine == "vllm":
             require_one_model(specs)
         started = cls(await start_policies(specs, on_progress=on_progress), {})

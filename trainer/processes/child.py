@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from agl.stop_signals import ignore_stop_signals
 from agl.trainer.processes.environment import hide_process
 from agl.trainer.processes.peer import Peer
 
@@ -96,8 +96,8 @@ class Child:
 
 def connection_to_parent() -> socket.socket:
     """In the child: the socket to its parent, with which it ends. Its memory and environment are hidden from others."""
-    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # They reach the whole process group; the parent decides when this process ends.
+    ignore_stop_signals()
     hide_process()
     connection = socket.socket(fileno=int(sys.argv[1]))
     exit_with_parent(connection, lambda: os._exit(0))

@@ -100,13 +100,23 @@ class Watch:
         low, value, high = (entry.get(f"val/reward{end}") for end in ("_low", "", "_high"))
         if _finite(low) and _finite(high):
             best = self._best
-            if best is not None and high < best["val/reward_low"]:
+            if best is not None and _fell(best, entry):
+                before = f"{best['val/reward']:.3f} after step {best['step']}"
                 text = (
-                    f"held-out reward {value:.3f} is clearly below the {best['val/reward']:.3f} of step {best['step']}"
+                    f"held-out reward fell from {before} to {value:.3f}, which chance does not explain (95 %). Try a "
+                    "third of the learning_rate, fewer minibatches or update_epochs, or kl_coef=0.001; "
+                    'agl.EarlyStopping("val/reward") stops in time'
                 )
                 yield "held-out", "", "val/reward", text
             if best is None or low > best["val/reward_low"]:
                 self._best = entry
+
+
+def _fell(best: Entry, now: Entry) -> bool:
+    """Whether a held-out reward is below another by more than the 95 % interval of their difference."""
+    lower_half = best["val/reward"] - best["val/reward_low"]
+    upper_half = now["val/reward_high"] - now["val/reward"]
+    return best["val/reward"] - now["val/reward"] > math.hypot(lower_half, upper_half)
 
 
 def _finite(value: Any) -> bool:

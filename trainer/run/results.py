@@ -11,6 +11,7 @@ from typing import Any
 from agl.errors import AglError, DatasetError
 from agl.mdp.sequence import MergeReport
 from agl.mdp.types import Reward
+from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.report import prices
 from agl.trainer.report.statistics import reward_interval
 from agl.trainer.run.failures import failure_counts
@@ -112,6 +113,24 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
         | {**failure_counts(results, mode), **fault_counts(succeeded, mode)}
         | costs(succeeded, mode)
     )
+
+
+def group_counts(results: Sequence[RolloutResult], worth: StepAdvantages) -> dict[str, int]:
+    """How many groups a step has, for `run.history`: all of them, those of which no two rollouts are left to compare
+    (failed ones included), and those whose returns are all equal.
+
+    A group is that of a task, whichever agents and policies are compared in it.
+
+    Args:
+        results: of all rollouts of these groups. worth: of those that succeeded.
+    """
+    groups = {r.rollout.group for r in results}
+    succeeded = {r.rollout.group for r in results if r.attempt_trajectory is not None}
+    return {
+        "train/groups": len(groups),
+        "train/dropped_groups": len((groups - succeeded) | worth.dropped_groups),
+        "train/zero_variance_groups": len(worth.zero_variance_groups),
+    }
 
 
 def reward_label(reward: Reward) -> str:

@@ -10,6 +10,7 @@ from agl.errors import AglError, RolloutError
 from agl.mdp.builder import build_trajectory, require_trainable
 from agl.mdp.selection import Selection
 from agl.mdp.span_index import SpanIndex
+from agl.trainer.runners.attempt_failures import stored_failures
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.base import Rollouts, Store
 from agl.trainer.store.types import NewRollout, Rollout
@@ -37,9 +38,10 @@ class ResumableRollouts:
         same = ("seed", "task", "group", "resources_id")
         if old is None or any(getattr(old, name) != getattr(new, name) for name in same):
             return None
+        failures = await stored_failures(self.store, old)
         if old.status == "failed":
             reason = (await self.store.query_attempts(old.rollout_id))[-1].error
-            return RolloutResult(old, old.attempts, None, RolloutError(reason or "the rollout failed"))
+            return RolloutResult(old, old.attempts, None, RolloutError(reason or "the rollout failed"), failures)
         calls = await self.store.query_calls(old.rollout_id, old.attempts)
         allowed = self.max_staleness if new.mode == "train" else 0
         for version, call in ((self.versions.get(c.policy, -1), c) for c in calls if c.policy):
@@ -52,7 +54,7 @@ class ResumableRollouts:
                 require_trainable(trajectory, self.selection)
             except AglError:
                 return None
-        return RolloutResult(old, old.attempts, trajectory, None)
+        return RolloutResult(old, old.attempts, trajectory, None, failures)
 
 
 async def reconcile(

@@ -223,7 +223,7 @@ class Trainer:
 
         Raises:
             AglError: what went wrong, where, and what to do.
-            KeyboardInterrupt: Ctrl-C, after everything was ended and the last completed step saved.
+            KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP, after everything was ended and the last completed step saved.
         """
         train, val = _as_tasks(train_dataset, val_dataset)
         return self._drive(self._prepare(agent, train, val, resume=resume), train, val)
@@ -260,8 +260,10 @@ class Trainer:
         with switched_on(launch.tracers), launch.lock or nullcontext():
             try:
                 return run_in_thread(self._run(launch, train, val, dev_tasks=dev_tasks))
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stopped:
                 launch.progress.stop()
+                if stopped.__cause__ is not None:
+                    launch.progress.note(f"while it was stopped: {stopped.__cause__}")
                 saved = latest_checkpoint(launch.directory)
                 if saved is not None and dev_tasks is None:
                     launch.progress.note(

@@ -23,11 +23,7 @@ from agl.agents.resources import resource_from_json
 from agl.errors import (
     AglError,
     AttemptOverError,
-    CaptureError,
     GatewayError,
-    JudgeError,
-    LostCallError,
-    MainThreadError,
     RewardError,
     RolloutError,
     RolloutTimeoutError,
@@ -43,6 +39,7 @@ from agl.rewards.air import AIR, reward_spans
 from agl.tracing.inferred import completed
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.http.auth import LEASE_HEADER
+from agl.trainer.runners.attempt_failures import reported_failure
 from agl.trainer.runners.lease_guard import LeaseGuard
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Failure, Lease, Report, RolloutResult
 from agl.trainer.runners.repeats import Repeats
@@ -498,7 +495,8 @@ class RunCoordinator:
             rollout = await self.store.get_rollout(rollout_id)
             report, trajectory = replace(report, error=report.error or error), None
         if report.error is not None:
-            self._failures[rollout_id].append(_failure(entry.lease, report, content=self.capture_content))
+            failure = reported_failure(entry.lease, report, content=self.capture_content)
+            self._failures[rollout_id].append(failure)
         if rollout.status == "queuing":
             log.info("rollout %s attempt %d %s, trying again: %s", rollout_id, attempt, report.status, report.error)
         elif attempt == rollout.attempts and rollout.status in ROLLOUT_TERMINAL:
@@ -564,30 +562,6 @@ class RunCoordinator:
             **own,
             **{name: resource_from_json(r) for name, r in stored[1].items() if isinstance(r, Mapping) and "type" in r},
         }
-
-
-def _failure(lease: Lease, report: Report, *, content: bool) -> Failure:
-    """Why an attempt failed, by its error and by what its root span says of the exception.
-
-    Args:
-        content: whether its traceback has texts.
-    """
-    error, facts = report.error, next((s.attributes for s in report.spans if semconv.AGENT_ERROR in s.attributes), {})
-    if report.status == "timeout":
-        kind = "timeout"
-    elif isinstance(error, GatewayError | AttemptOverError | JudgeError | LostCallError) or facts.get(
-        semconv.AGENT_ERROR_OF_SERVICE
-    ):
-        kind = "infrastructure"
-    elif semconv.REWARD_ERROR in facts or isinstance(error, RewardError):
-        kind = "reward"
-    elif facts or isinstance(error, CaptureError | MainThreadError):
-        kind = "agent"
-    else:
-        kind = "infrastructure"
-    message = str(getattr(error, "message", error))
-    place = str(facts.get(semconv.AGENT_ERROR_PLACE, ""))
-    return Failure(*lease.id, kind, message, place, report.traceback(content=content) or "")
 
 
 def _lineage(worker_id: str) -> tuple[str, str]:

@@ -60,8 +60,7 @@ class RolloutResult:
         rollout: as stored. attempt: the number of the last one, from 1.
         attempt_trajectory: trajectories and rewards of that attempt; None when it failed.
         error: why it failed; None when it succeeded.
-        failures: of each attempt that failed, also where a later one succeeded; empty where the run that executed it
-            was another one.
+        failures: of each attempt that failed, also where a later one succeeded.
     """
 
     rollout: Rollout

@@ -1,9 +1,8 @@
-"""`agl serve`: options from environment, file and command line, and the server until Ctrl-C or a TERM signal."""
+"""`agl serve`: options from environment, file and command line, and the server until Ctrl-C or another stop signal."""
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,8 +61,6 @@ def run_serve(
             if (current := service.current) is not None:
                 console.print(f"run {current.run_id} resumes after step {current.step}")
 
-    # Containers are stopped by it. It acts like Ctrl-C, so that the run is saved.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     keys = Keys.find(key_file)
     keep_secrets()
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from agl.mdp.sequence import merge_report
 from agl.trainer.run.failures import failure_counts
 from agl.trainer.run.faults import fault_counts
-from agl.trainer.run.results import mean_rewards, merge_counts
+from agl.trainer.run.results import group_counts, mean_rewards, merge_counts
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.types import TrainedCall
 from agl_verl.events import StepResult
@@ -73,6 +73,10 @@ def facts(step: int, policies: Mapping[str, TrainedPolicy]) -> dict[str, Any]:
     merged = merge_report([t for name in policies for s in scored for t in s.of(name)], ())
     rows = [row for trained in policies.values() for row in trained.rows]
     seconds = max(trained.result.metrics.get("timing_s/step", 0.0) for trained in policies.values())
+    groups_of_step = Counter[str]()
+    for group in groups:
+        if group.rows.scored is not None:
+            groups_of_step.update(group_counts(group.results, group.rows.scored))
     own: dict[str, Any] = {}
     for name, trained in policies.items():
         prefix = f"{name}/" if len(policies) > 1 else ""
@@ -85,9 +89,7 @@ def facts(step: int, policies: Mapping[str, TrainedPolicy]) -> dict[str, Any]:
         "train/failed_rollouts": len(results) - len(succeeded),
         **failure_counts(results, "train"),
         **fault_counts(succeeded, "train"),
-        "train/dropped_groups": sum(s.dropped_groups for s in scored),
-        "train/groups": len(scored),
-        "train/zero_variance_groups": sum(s.zero_variance_groups for s in scored),
+        **groups_of_step,
         **merge_counts(merged),
         "train/rows": len(rows),
         "train/tokens": sum(row.tag["seq_len"] for row in rows),

@@ -32,6 +32,7 @@ from typing import Any
 
 from agl.agents.registry import switched_on
 from agl.errors import AglError
+from agl.stop_signals import ignore_stop_signals, restore_stop_signals
 from agl.trainer.processes.environment import hide_process
 from agl.trainer.runners.process.payload import Payload, unpack
 from agl.trainer.runners.process.worker import read_journal, run_worker
@@ -154,6 +155,7 @@ def supervise(link: socket.socket | io.FileIO, work: Callable[[], int]) -> int:
     if pid == 0:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        restore_stop_signals()
         link.close()
         os.close(wake_read)
         os.close(wake_write)
@@ -227,6 +229,7 @@ def main(link_file: int, payload_file: int, *, once: bool) -> None:
     gc.collect()
     gc.freeze()
     link.sendall(json.dumps({"ready": once}).encode() + b"\n")
+    ignore_stop_signals()
     ForkServer(link, load_in_worker, coordinator["url"], coordinator["key"]).run()
 
 

@@ -1,0 +1,124 @@
+"""Ctrl-C, SIGTERM and SIGHUP: one way to stop a coroutine, which finishes what must not be left halfway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from agl.stop_signals import STOP_SIGNALS
+from agl.trainer.http import aio
+
+
+def sent(number: signal.Signals, times: int = 1) -> None:
+    """To this process, from another thread of it."""
+
+    def send() -> None:
+        for _ in range(times):
+            os.kill(os.getpid(), number)
+            threading.Event().wait(0.05)
+
+    threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_coroutine_is_cancelled_by_each_of_them_and_ends_whatever_else_comes(number: signal.Signals) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        sent(number, times=2)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.3)
+            ended.append("cleanly")
+
+    assert number in STOP_SIGNALS, "it would end the tests"
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt, match=number.name):
+        aio.run_in_thread(work())
+    assert ended == ["cleanly"]
+    assert signal.getsignal(number) == before
+
+
+def test_what_is_being_finished_is_waited_for_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "STOP_SECONDS", 0.1)
+    saved: list[str] = []
+
+    async def save() -> None:
+        await asyncio.sleep(1)
+        saved.append("saved")
+
+    async def work() -> None:
+        sent(signal.SIGTERM, times=3)
+        await aio.finish(save(), lambda: saved.append("waits"))
+        saved.append("went on")
+
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        aio.run_in_thread(work())
+    assert saved == ["waits", "saved"]
+
+
+def test_what_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aio, "STOP_SECONDS", 0.1)
+    over = threading.Event()
+
+    async def work() -> None:
+        sent(signal.SIGTERM)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.to_thread(over.wait, 60)
+
+    with pytest.raises(KeyboardInterrupt):
+        aio.run_in_thread(work())
+    over.set()
+
+
+def test_the_third_ctrl_c_ends_the_wait() -> None:
+    over = threading.Event()
+
+    async def work() -> None:
+        sent(signal.SIGINT, times=3)
+        await aio.finish(asyncio.to_thread(over.wait, 60))
+
+    with pytest.raises(KeyboardInterrupt):
+        aio.run_in_thread(work())
+    assert not over.is_set()
+    over.set()
+
+
+def test_an_error_on_the_way_out_is_the_cause() -> None:
+    async def save() -> None:
+        await asyncio.sleep(0.3)
+        raise OSError("no space left")
+
+    async def work() -> None:
+        sent(signal.SIGTERM)
+        await aio.finish(save())
+
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        aio.run_in_thread(work())
+    assert str(stopped.value.__cause__) == "no space left"
+
+
+def test_handlers_of_the_users_and_signals_that_are_ignored_stay() -> None:
+    got: list[int] = []
+    term = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    hup = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+
+    async def work() -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.3)
+        return "done"
+
+    try:
+        assert aio.run_in_thread(work()) == "done"
+    finally:
+        signal.signal(signal.SIGTERM, term)
+        signal.signal(signal.SIGHUP, hup)
+    assert got == [signal.SIGTERM]
