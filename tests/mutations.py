@@ -733,6 +733,49 @@ MUTATIONS = (
         "torch.sigmoid(own_lse - common_lse)",
         unit("engine", "test_rows_that_begin_alike_keep_their_own_logprobs"),
     ),
+    # -- architectures ------------------------------------------------------------------------------------------------
+    Mutation(
+        "long rope has no border",
+        "trainer/local/architecture.py",
+        "    borders = [*_rope_borders(config), *_windows(config)]\n",
+        "    borders = [*_windows(config)]\n",
+        unit("agreement", "test_how_long_a_conversation_may_be"),
+    ),
+    Mutation(
+        "what is proved at loading does not reach the context's end",
+        "trainer/local/agreement.py",
+        "_beside(model, other, 0, last) - _beside(model, other, 0)",
+        "_beside(model, other, 0, 0) - _beside(model, other, 0)",
+        unit("agreement", "test_a_context_beyond_the_border_of_long_rope_does_not"),
+    ),
+    Mutation(
+        "a model with a state of the whole row is loaded",
+        "trainer/local/architecture.py",
+        "    if others := sorted({*_layer_kinds(config)} - ATTENTION_KINDS):\n",
+        "    if others := []:\n",
+        ("tests/integration/test_architectures.py::test_a_family[LFM2]",),
+    ),
+    Mutation(
+        "a window is found out by the first long prompt",
+        "trainer/local/architecture.py",
+        "        if size and (kind in kinds or (not kinds and name == \"sliding_window\")):\n",
+        "        if False:\n",
+        unit("agreement", "test_how_long_a_conversation_may_be"),
+    ),
+    Mutation(
+        "the learner waits for a base model that the model does not call",
+        "trainer/local/architecture.py",
+        "    return getattr(found, \"decoder\", found)\n",
+        "    return found\n",
+        ("tests/integration/test_architectures.py::test_a_family[OPT]",),
+    ),
+    Mutation(
+        "keys in parts reach a model that looks at them",
+        "trainer/local/engine/attention.py",
+        "        ours = [logits(GROUPED), logits(GROUPED, _CacheInParts(mask))]\n",
+        "        ours = [logits(GROUPED)]\n",
+        unit("engine", "test_attention_is_replaced_only_where_the_logits_stay"),
+    ),
     # -- gateway ------------------------------------------------------------------------------------------------------
     Mutation(
         "wrong version of the policy recorded",

@@ -128,6 +128,7 @@ class Worker:
 
     def _load(self, specs: Sequence[PolicySpec], rank: int, rendezvous: str) -> dict[str, PolicyInfo]:
         """Load the model and set up one engine, and a learner for each policy, on the same weights."""
+        from agl.trainer.local.agreement import refusing_unknown, require_agreement
         from agl.trainer.local.engine.engine import LocalEngine
         from agl.trainer.local.learner.learner import Learner
         from agl.trainer.local.lora import Adapters
@@ -163,22 +164,28 @@ class Worker:
             served_adapters = Adapters(self._served, names) if names else None
             self._learning = ThreadPoolExecutor(1, initializer=_prepare_thread, initargs=(loaded.device,))
         model, device = loaded.model, loaded.device
-        for spec in specs:
-            use = functools.partial(adapters.use, spec.name) if adapters is not None else None
-            self._policies[spec.name] = _Policy(
-                Learner(model, spec.learner, device, use, loaded.tokenizer, ranks), names.get(spec.name)
+        with refusing_unknown(model, first.model):
+            for spec in specs:
+                use = functools.partial(adapters.use, spec.name) if adapters is not None else None
+                self._policies[spec.name] = _Policy(
+                    Learner(model, spec.learner, device, use, loaded.tokenizer, ranks), names.get(spec.name)
+                )
+            learner = self._policies[first.name].learner
+            self._engine: LocalEngine = LocalEngine(
+                self._served,
+                loaded.tokenizer,
+                device=device,
+                max_context=min(first.max_context or loaded.max_context, loaded.max_context),
+                max_batch=first.max_batch,
+                # On CPU casting the weights at every step costs more than computing in half the width saves.
+                autocast=learner.autocast if device.type == "cuda" else None,
+                adapters=served_adapters,
+                trained=model,
             )
-        self._engine: LocalEngine = LocalEngine(
-            self._served,
-            loaded.tokenizer,
-            device=device,
-            max_context=min(first.max_context or loaded.max_context, loaded.max_context),
-            max_batch=first.max_batch,
-            # On CPU casting the weights at every step costs more than computing in half the width saves.
-            autocast=self._policies[first.name].learner.autocast if device.type == "cuda" else None,
-            adapters=served_adapters,
-            trained=model,
-        )
+            require_agreement(model, self._engine, learner, first.name, first.model)
+        shortened = ""
+        if self._engine.max_context < (first.max_context or loaded.positions):
+            shortened = loaded.shortened or f"the model has {loaded.positions:,} positions"
         total = sum(map(n_weights, model.parameters()))
         trainable = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
         shared = total - sum(trainable.values()) if adapters is not None else 0
@@ -191,6 +198,7 @@ class Worker:
                 max_context=self._engine.max_context,
                 vocab_size=self._engine.vocabulary,
                 stop_token_ids=declared_stops(getattr(model, "generation_config", None), loaded.tokenizer),
+                shortened=shortened,
             )
             for name in self._policies
         }
