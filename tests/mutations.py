@@ -776,6 +776,27 @@ MUTATIONS = (
         "        ours = [logits(GROUPED)]\n",
         unit("engine", "test_attention_is_replaced_only_where_the_logits_stay"),
     ),
+    Mutation(
+        "rope scaling of a GGUF file is dropped",
+        "trainer/local/gguf_config.py",
+        "    _set_rope(reader, config, value, file)\n",
+        "",
+        ("tests/integration/test_gguf.py::test_it_is_its_source_at_every_position[Llama 3.1]",),
+    ),
+    Mutation(
+        "a key of a GGUF file that nobody reads is passed over",
+        "trainer/local/gguf_config.py",
+        "    unknown = sorted(_unknown_keys(reader, architecture, value))\n",
+        "    unknown = []\n",
+        ("tests/integration/test_gguf.py::test_what_is_not_understood_is_refused",),
+    ),
+    Mutation(
+        "a tensor of a GGUF file that the model has no place for is passed over",
+        "trainer/local/gguf_config.py",
+        "    if others:\n",
+        "    if False:\n",
+        ("tests/integration/test_gguf.py::test_what_is_not_understood_is_refused",),
+    ),
     # -- gateway ------------------------------------------------------------------------------------------------------
     Mutation(
         "wrong version of the policy recorded",

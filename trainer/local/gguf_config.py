@@ -28,7 +28,8 @@ ATTRIBUTES = {
 }
 """Key of an architecture -> attribute of the configuration that it sets."""
 ROPE_KEYS = {
-    "rope.freq_base", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type", "rope.scaling.factor",
+    "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type",
+    "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
 }  # fmt: skip
@@ -141,8 +142,13 @@ def _set_rope(reader: GGUFReader, config: Any, value: Value, file: Path) -> None
     turned = value("rope.dimension_count")
     if turned is not None and int(turned) != int(_head_size(config) * (rotary or 1.0)):
         raise _not_understood(f"it turns {turned} of a head's {_head_size(config)} numbers", file)
+    local_base = value("rope.freq_base_swa")
     if "full_attention" in config.rope_parameters:
-        config.rope_parameters = {**config.rope_parameters, "full_attention": scaled}
+        sliding = dict(config.rope_parameters["sliding_attention"])
+        sliding["rope_theta"] = sliding["rope_theta"] if local_base is None else float(local_base)
+        config.rope_parameters = {"full_attention": scaled, "sliding_attention": sliding}
+    elif local_base not in (None, theta):
+        raise _not_understood(f"a {config.model_type} model turns all layers by the same angles", file)
     else:
         config.rope_parameters = scaled
 
