@@ -3,6 +3,8 @@ whatever its length and whatever is beside it, or is refused with the reason bef
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 from architectures import FAMILIES, VOCABULARY, write_model
+from rich.console import Console
 from transformers import AutoModelForCausalLM
 
 from agl.errors import ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.cli.doctor_model import examine_model
+from agl.trainer.cli.doctor_model import examine_model, show
 from agl.trainer.engines.base import Sampling
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.learner.learner import Learner
@@ -26,6 +29,8 @@ from agl.trainer.local.learner.prefix_trees import chain
 from agl.trainer.local.model import load_policy
 from agl.trainer.local.protocol import Finished, PolicySpec
 from agl.trainer.local.worker import Worker
+from agl.trainer.policies.frozen import FrozenPolicy
+from agl.trainer.report.progress import Progress
 
 torch.set_num_threads(1)
 
@@ -128,6 +133,24 @@ def test_a_family(name: str, tmp_path: Path, rows: dict[str, Row]) -> None:
     plain.load_state_dict(worker._loaded.model.state_dict())
     compare(plain, engine, learner)
     rows[name] = Row(report.shortened or f"{report.context:,} tokens", "yes" if learner._trees else "no")
+
+
+@pytest.mark.slow
+def test_a_context_that_ends_early_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = str(write_model("gpt-oss", tmp_path / "model"))
+    said = "64 tokens of 1,024: its sliding attention ends there (sliding_window)"
+    show(examine_model(directory))
+    assert f"context             {said}\n" in capsys.readouterr().out
+
+    async def loaded(max_context: int | None) -> str:
+        screen = Console(file=io.StringIO(), width=200)
+        spec = PolicySpec(directory, device="cpu", threads=1, max_context=max_context)
+        policy = await FrozenPolicy.load(spec, progress=Progress(console=screen))
+        await policy.close()
+        return screen.file.getvalue()  # type: ignore[attr-defined]
+
+    assert "a context of 64 tokens: its sliding attention ends there" in asyncio.run(loaded(512))
+    assert "context" not in asyncio.run(loaded(32))
 
 
 def compare(plain: Any, engine: Any, learner: Learner) -> None:

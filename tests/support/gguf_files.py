@@ -126,4 +126,4 @@ def _write_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_token_merges([])
     writer.add_eos_token_id(0)
     writer.add_pad_token_id(0)
-    writer.add_chat_template(tokenizer.chat_template)
+    writer.add_chat_template(str(tokenizer.chat_template))
