@@ -30,6 +30,7 @@ from agl.trainer.algorithms.trained_calls import (
 )
 from agl.trainer.algorithms.training import StepFunctions, Training
 from agl.trainer.http.aio import finish
+from agl.trainer.local.agreement import TOLERANCE
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.failures import failures_line, require_sound
@@ -42,9 +43,6 @@ SMALL_MODEL = 20_000_000
 """Parameters below which a checkpoint at every step costs next to nothing."""
 
 PROBE_TOKENS = 64
-PROBE_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
-"""Largest difference of log-probs, in nats, that rounding explains, by the dtype of the weights: the probe computes
-without autocast."""
 
 
 async def train(run: Run, algorithm: StepFunctions) -> None:
@@ -278,7 +276,7 @@ async def publish(policies: Policies, name: str, rows: Seq[TrainingRow], step: i
     trained = await policy.logprobs(ids)
     served = await policy.engine_logprobs(ids)
     difference = float(np.max(np.abs(trained - served))) if ids.size > 1 else 0.0
-    if not difference <= PROBE_TOLERANCE[policy.info.dtype]:
+    if not difference <= TOLERANCE[policy.info.dtype]:
         raise StalePolicyError(
             f"after the update of step {step + 1} the engine's log-probs differ from the learner's by {difference:.3g}",
             hint="the engine does not serve the policy just trained; please report this with your model's config",

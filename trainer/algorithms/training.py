@@ -140,6 +140,9 @@ class StepFunctions(TrainingSettings):
             run.progress.stop()
         training = Training(run, self, source, policies, Workplace(run))
         policies.on_death(training.workplace.fail)
+        for _, policy in policies:
+            if policy.notice:
+                run.progress.note(policy.notice)
         try:
             yield training
         finally:

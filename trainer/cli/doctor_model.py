@@ -25,7 +25,8 @@ class ModelReport:
     Attributes:
         model: as it was named. directory: what is loaded. architecture: class of the model. parameters: how many.
         vocabulary: rows of its embedding; tied: whether the output layer is the same. context: longest prompt + answer,
-            in tokens. renderer: what renders its messages. stops: texts of the tokens that end an answer.
+            in tokens. shortened: how much that is of the model's positions, and why; "" if it is all of them.
+        renderer: what renders its messages. stops: texts of the tokens that end an answer.
         tools, system: None if it takes tools, and system prompts; else why not.
         continued: new messages -> None if a conversation is continued token for token, else why it forks.
         refused: what the chat template takes in no history -> why; a fork of a conversation with it ends its rollout.
@@ -39,6 +40,7 @@ class ModelReport:
     vocabulary: int
     tied: bool
     context: int
+    shortened: str
     renderer: str
     stops: tuple[str, ...]
     tools: str | None
@@ -60,9 +62,10 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
         model, chat_template: as for `model_directory`. device: whose memory is compared.
 
     Raises:
-        ModelLoadError, ConfigError: the model cannot be used at all.
+        ModelLoadError, ConfigError: the model cannot be used at all, with the reason that loading it would give.
     """
     require("agl doctor --model", "local", TRAINING)
+    from agl.trainer.local.architecture import backbone, default_attention, exact_context, model_class
     from agl.trainer.local.config import LearnerConfig
     from agl.trainer.local.memory import free_bytes, model_of_shapes, update_memory, with_adapters
     from agl.trainer.local.model import choose_device
@@ -71,9 +74,14 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
     from agl.trainer.rendering.rendering import Rendering
 
     directory = model_directory(os.path.expanduser(model), chat_template)
-    config, tokenizer = load_config(directory), load_tokenizer(directory)
-    rendering, where = Rendering(tokenizer), choose_device(device)
-    shapes = model_of_shapes(config)
+    config = load_config(directory)
+    found = model_class(config, directory)
+    context = exact_context(config, directory)
+    tokenizer = load_tokenizer(directory)
+    rendering = Rendering(tokenizer)
+    where = choose_device(device)
+    shapes = model_of_shapes(config, default_attention(found, where.type))
+    backbone(shapes)
     refusal = rendering.tools_refusal
 
     def fork(roles: tuple[str, ...]) -> str | None:
@@ -96,7 +104,8 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
         parameters=sum(p.numel() for p in shapes.parameters()),
         vocabulary=shapes.get_input_embeddings().weight.shape[0],
         tied=shapes.get_output_embeddings().weight is shapes.get_input_embeddings().weight,
-        context=int(config.get_text_config().max_position_embeddings),
+        context=context.tokens,
+        shortened=str(context) if context.why else "",
         renderer="its chat template" if rendering.renderer == "default" else f"the renderer {rendering.renderer}",
         stops=tuple(rendering.decode([token]) for token in rendering.stop_token_ids),
         tools=None if refusal is None else f"{refusal.message} ({refusal.hint})",
@@ -128,7 +137,7 @@ def show(report: ModelReport) -> None:
     line("model", report.directory)
     tied = ", output layer tied to it" if report.tied else ""
     line("", f"{report.architecture}, {report.parameters:,} parameters, vocabulary of {report.vocabulary:,}{tied}")
-    line("context", f"{report.context:,} tokens")
+    line("context", report.shortened or f"{report.context:,} tokens", not report.shortened)
     line("messages", f"by {report.renderer}; an answer ends with {' or '.join(report.stops)}")
     for name, refusal in (("system prompts", report.system), ("tools", report.tools)):
         line(name, "yes" if refusal is None else f"no: {refusal}", refusal is None)

@@ -5,8 +5,9 @@ Source: the GGUF specification (ggml/docs/gguf.md), and llama.cpp's names of pre
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agl.errors import ModelLoadError
 from agl.extras import install_line
@@ -14,6 +15,8 @@ from agl.extras import install_line
 if TYPE_CHECKING:
     from gguf import GGUFReader
     from transformers import PreTrainedTokenizerFast
+
+T = TypeVar("T")
 
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -100,24 +103,44 @@ def gguf_model(file: Path) -> Any:
     """The causal language model, in float32.
 
     Raises:
-        ModelLoadError: it cannot be converted.
+        ModelLoadError: it cannot be converted, or the file says what is not understood.
     """
     import torch
     import transformers
 
-    options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.float32}
+    from agl.trainer.local.gguf_config import honour, require_understood_tensors
+    from agl.trainer.local.memory import model_of_shapes
+
+    reader = read_gguf(file)
+    config = _converted(file, lambda: transformers.AutoConfig.from_pretrained(file.parent, gguf_file=file.name))
+    honour(reader, config, file)
+    require_understood_tensors(reader, _converted(file, lambda: model_of_shapes(config, "eager")), file)
+    options: dict[str, Any] = {"gguf_file": file.name, "config": config, "dtype": torch.float32}
     # Newer releases would else keep the quantised blocks, which can be neither trained nor saved.
-    if (config := getattr(transformers, "GgufConfig", None)) is not None:
-        options["quantization_config"] = config(dequantize=True)
+    if (quantized := getattr(transformers, "GgufConfig", None)) is not None:
+        options["quantization_config"] = quantized(dequantize=True)
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    model, info = _converted(file, lambda: load(file.parent, output_loading_info=True, **options))
+    if absent := sorted(info["missing_keys"]):
+        raise ModelLoadError(
+            f"the GGUF file lacks {len(absent)} of the model's tensors, which would start at random: "
+            f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}",
+            hint="take the model's Hugging Face directory instead",
+            path=file,
+        )
+    return model
+
+
+def _converted(file: Path, convert: Callable[[], T]) -> T:
+    """What transformers makes of the file."""
     try:
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, **options)
+        return convert()
     except Exception as error:
         raise ModelLoadError(
             f"the GGUF file does not convert: {type(error).__name__}: {error}",
             hint="take the model's Hugging Face directory instead",
             path=file,
         ) from error
-    return model
 
 
 def gguf_tokenizer(reader: GGUFReader, file: Path) -> PreTrainedTokenizerFast:

@@ -102,11 +102,14 @@ def update_memory(
         autocast: whether it computes in bfloat16.
     """
     shape = model.config.get_text_config()
-    heads, layers, hidden, inner = (
-        shape.num_attention_heads, shape.num_hidden_layers, shape.hidden_size, shape.intermediate_size
-    )  # fmt: skip
+    heads = shape.num_attention_heads
+    layers = shape.num_hidden_layers
+    hidden = shape.hidden_size
+    # Older configurations have no name for these, or another.
+    inner = getattr(shape, "intermediate_size", None) or getattr(shape, "ffn_dim", None) or 4 * hidden
     size = getattr(shape, "head_dim", None) or hidden // heads
-    queries, keys = heads * size, shape.num_key_value_heads * size
+    queries = heads * size
+    keys = (getattr(shape, "num_key_value_heads", None) or heads) * size
     eager = shape._attn_implementation == "eager" and not config.share_prefixes
     width = BFLOAT16 if autocast else FLOAT32
 
@@ -114,7 +117,7 @@ def update_memory(
     layer = FLOAT32 * 4 * hidden + width * ((5 if autocast else 2) * hidden + attended + 4 * inner)
     if eager:
         layer += heads * row_tokens * (FLOAT32 + (BFLOAT16 if autocast else 0))
-    if hasattr(next(m for n, m in model.named_modules() if n.endswith("self_attn")), "q_norm"):
+    if any(name.endswith("q_norm") for name, _ in model.named_modules()):
         layer += (queries + keys) * (FLOAT32 + width)
     activations = tokens * (layers * FLOAT32 * hidden + layer if config.activation_checkpointing else layers * layer)
 
@@ -144,7 +147,7 @@ def with_adapters(model: Any, rank: int, full: UpdateMemory, quantize: Quantize 
     return replace(
         full,
         resident=base_bytes(model, BFLOAT16, quantize) + 4 * FLOAT32 * adapters,
-        weight_copies=0 if quantize is None else BFLOAT16 * max(m.weight.numel() for m in layers),
+        weight_copies=0 if quantize is None else BFLOAT16 * max((m.weight.numel() for m in layers), default=0),
         logits=full.logits - FLOAT32 * head.weight.numel(),
     )
 

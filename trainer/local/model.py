@@ -14,6 +14,7 @@ from typing import Any, get_args
 import torch
 
 from agl.errors import ConfigError, ModelLoadError, nearest
+from agl.trainer.local.architecture import default_attention, exact_context, model_class
 from agl.trainer.local.config import Attention, LoraSpec, Quantize, require_dtype
 from agl.trainer.local.memory import require_memory
 from agl.trainer.local.prepared import require_local_model
@@ -33,9 +34,10 @@ class LoadedPolicy:
         model: a `PreTrainedModel` in eval mode, or a peft model around one.
         tokenizer: with a chat template.
         device: where the model is. dtype: of the base model's weights.
-        max_context: longest prompt + answer in tokens, as the model's configuration gives it.
+        max_context: longest prompt + answer in tokens.
         adapters: the LoRA adapters in the model; none when all weights are one policy.
         original: what a quantised model was loaded from; None for one that is not quantised.
+        positions: that the model was made for. shortened: why `max_context` is less; "" if it is not.
     """
 
     model: Any
@@ -45,6 +47,8 @@ class LoadedPolicy:
     max_context: int
     adapters: tuple[str, ...] = ()
     original: str | None = None
+    positions: int = 0
+    shortened: str = ""
 
 
 def load_policy(
@@ -68,13 +72,13 @@ def load_policy(
         quantize: hold the model in fewer bits (`quantized`); only with `lora`.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
-        attention: "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
+        attention: "eager" or "sdpa"; None = eager on CPU, sdpa on cuda where the model has it.
         trained: refuse it where there is too little memory to train it, not only to hold it.
 
     Raises:
         ConfigError: a device, dtype, attention or LoRA target that cannot be had.
         ModelLoadError: the directory does not hold a loadable model, tokenizer and chat template; the message says
-            what is wrong with which; or there is too little memory for it.
+            what is wrong with which; or the model is of a kind that cannot be trained exactly, or too large.
     """
     name = os.path.expanduser(os.fspath(path))
     where = choose_device(device)
@@ -83,10 +87,11 @@ def load_policy(
         raise ConfigError(f"attention={attention!r} is not known", hint=nearest(attention, get_args(Attention)))
     _check_files(name)
     config = load_config(name)
+    found, context = model_class(config, name), exact_context(config, name)
     tokenizer = load_tokenizer(name)
     adapter = lora is not None
     require_memory(name, config, where, kind, trained=trained and not adapter, lora=adapter, quantize=quantize)
-    attention = attention or ("eager" if where.type == "cpu" else "sdpa")
+    attention = attention or default_attention(found, where.type)
     if quantize is None:
         model = _load_model(name, config, kind, attention).to(where)
     else:
@@ -101,15 +106,17 @@ def load_policy(
             hint="the two do not belong together: save them from the same run, or resize the model's embedding",
             path=name,
         )
-    max_context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not max_context:
-        raise ModelLoadError(
-            "the configuration gives no max_position_embeddings",
-            hint="add the longest context that the model was made for to config.json",
-            path=name,
-        )
     original = None if quantize is None else name
-    policy = LoadedPolicy(model.eval(), tokenizer, where, kind, int(max_context), original=original)
+    policy = LoadedPolicy(
+        model.eval(),
+        tokenizer,
+        where,
+        kind,
+        context.tokens,
+        original=original,
+        positions=context.positions,
+        shortened=context.why,
+    )
     return policy if lora is None else add_adapter(policy, lora, seed)
 
 
@@ -282,12 +289,6 @@ def _load_model(name: str, config: Any, dtype: torch.dtype, attention: str, **op
             f"{len(absent)} of the model's tensors are not in the weights in that shape and would start at random: "
             f"{', '.join(absent[:4])}{' ...' if len(absent) > 4 else ''}",
             hint="config.json and the weights do not belong together, or a shard is missing",
-            path=name,
-        )
-    if getattr(model, "_is_stateful", False):
-        raise ModelLoadError(
-            f"{type(model).__name__} carries a recurrent state, and calls that share a prefix cannot be merged on it",
-            hint="choose a model that has only attention layers",
             path=name,
         )
     return model

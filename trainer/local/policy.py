@@ -80,6 +80,13 @@ class LocalPolicy:
         """
         return cls(spec, await PolicyProcess.start([spec], on_progress=on_progress))
 
+    @property
+    def notice(self) -> str:
+        """What a user has to know of its context; "" where it is as long as the model's, or as was asked for."""
+        if not self.info.shortened:
+            return ""
+        return f"policy {self.spec.name!r}: a context of {self.max_context:,} tokens: {self.info.shortened}"
+
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """Sample one answer; see `agl.trainer.engines.Engine.generate`."""
         self._check_name(request.policy)

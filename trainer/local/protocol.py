@@ -108,6 +108,8 @@ class PolicyInfo:
         parameters: of the base model and the policy's own adapter. trainable_parameters: those of the policy.
         learning_rate: the peak.
         vocab_size: rows of the model's output.
+        max_context: longest prompt + answer, in tokens. shortened: why that is less than the model's positions or what
+            was asked for; "" if it is not.
         stop_token_ids: tokens that end an answer, as the model and its tokenizer declare them.
     """
 
@@ -119,6 +121,7 @@ class PolicyInfo:
     max_context: int
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    shortened: str = ""
 
 
 # -- engine events ----------------------------------------------------------------------------------------------

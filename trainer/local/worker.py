@@ -129,6 +129,7 @@ class Worker:
 
     def _load(self, specs: Sequence[PolicySpec], rank: int, rendezvous: str) -> dict[str, PolicyInfo]:
         """Load the model and set up one engine, and a learner for each policy, on the same weights."""
+        from agl.trainer.local.agreement import refusing_unknown, require_agreement
         from agl.trainer.local.engine.engine import LocalEngine
         from agl.trainer.local.learner.learner import Learner
         from agl.trainer.local.lora import Adapters
@@ -165,27 +166,33 @@ class Worker:
             self._learning = ThreadPoolExecutor(1, initializer=_prepare_thread, initargs=(loaded.device,))
         model, device = loaded.model, loaded.device
         total = sum(map(n_weights, model.parameters()))
-        for spec in specs:
-            use = functools.partial(adapters.use, spec.name) if adapters is not None else None
-            config = spec.learner
-            if spec.usual_rate:
-                imitates = config.policy_loss == "nll"
-                rate = usual_rate(total, lora=spec.lora is not None, imitates=imitates)
-                config = replace(config, learning_rate=rate)
-            self._policies[spec.name] = _Policy(
-                Learner(model, config, device, use, loaded.tokenizer, ranks), names.get(spec.name)
+        with refusing_unknown(model, first.model):
+            for spec in specs:
+                use = functools.partial(adapters.use, spec.name) if adapters is not None else None
+                config = spec.learner
+                if spec.usual_rate:
+                    imitates = config.policy_loss == "nll"
+                    rate = usual_rate(total, lora=spec.lora is not None, imitates=imitates)
+                    config = replace(config, learning_rate=rate)
+                self._policies[spec.name] = _Policy(
+                    Learner(model, config, device, use, loaded.tokenizer, ranks), names.get(spec.name)
+                )
+            learner = self._policies[first.name].learner
+            self._engine: LocalEngine = LocalEngine(
+                self._served,
+                loaded.tokenizer,
+                device=device,
+                max_context=min(first.max_context or loaded.max_context, loaded.max_context),
+                max_batch=first.max_batch,
+                # On CPU casting the weights at every step costs more than computing in half the width saves.
+                autocast=learner.autocast if device.type == "cuda" else None,
+                adapters=served_adapters,
+                trained=model,
             )
-        self._engine: LocalEngine = LocalEngine(
-            self._served,
-            loaded.tokenizer,
-            device=device,
-            max_context=min(first.max_context or loaded.max_context, loaded.max_context),
-            max_batch=first.max_batch,
-            # On CPU casting the weights at every step costs more than computing in half the width saves.
-            autocast=self._policies[first.name].learner.autocast if device.type == "cuda" else None,
-            adapters=served_adapters,
-            trained=model,
-        )
+            require_agreement(model, self._engine, learner, first.name, first.model)
+        shortened = ""
+        if self._engine.max_context < (first.max_context or loaded.positions):
+            shortened = loaded.shortened or f"the model has {loaded.positions:,} positions"
         trainable = {name: policy.learner.n_parameters for name, policy in self._policies.items()}
         shared = total - sum(trainable.values()) if adapters is not None else 0
         return {
@@ -198,6 +205,7 @@ class Worker:
                 max_context=self._engine.max_context,
                 vocab_size=self._engine.vocabulary,
                 stop_token_ids=declared_stops(getattr(model, "generation_config", None), loaded.tokenizer),
+                shortened=shortened,
             )
             for name, policy in self._policies.items()
         }

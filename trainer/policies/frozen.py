@@ -58,6 +58,8 @@ class FrozenPolicy:
             policy = await LocalPolicy.start(spec, on_progress=progress.loading)
         finally:
             progress.stop()
+        if policy.notice:
+            progress.note(policy.notice)
         try:
             renderings = await asyncio.to_thread(load_renderings, {spec.name: spec.model}, renderer)
         except BaseException:

@@ -23,6 +23,7 @@ from agl.errors import AglError, EngineError
 from agl.mdp.selection import DEFAULT_POLICY
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, Sampling, StopReason, check_prompt, check_sampling, empty_completion
+from agl.trainer.local.architecture import exact_context
 from agl.trainer.local.engine.forward import SlotModel
 from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, SlotCache, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
@@ -90,7 +91,7 @@ class LocalEngine:
         model: a `PreTrainedModel` or a peft model, in eval mode; the engine only reads it.
         tokenizer: for stop texts.
         device: where the model is.
-        max_context: longest prompt + answer, in tokens.
+        max_context: longest prompt + answer, in tokens; less where the model is exact up to less (`exact_context`).
         max_batch: at most this many rows at once; further requests wait.
         autocast: dtype that the learner computes in, if not the weights' own.
         prefix_cache_tokens: tokens of stored prefixes, of all policies together; None sizes it by the device's memory,
@@ -126,7 +127,7 @@ class LocalEngine:
         self._text = TokenText(tokenizer)
         self._adapters = adapters
         self._slots = SlotModel(base, device, autocast, max_batch, adapters)
-        self.max_context = _exact_context(base.config, max_context)
+        self.max_context = min(max_context, exact_context(base.config).tokens)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
         self._grammars = Grammars(tokenizer, self.vocabulary)
         available = max(0, _memory(device) - training_bytes(base, *([] if trained is None else [trained])))
@@ -544,15 +545,6 @@ def _groups(widths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
         if last == len(widths) or (last + 1 - first) * widest > tokens or widest > 2 * narrowest + 16:
             yield first, last
             first = last
-
-
-def _exact_context(config: Any, max_context: int) -> int:
-    """`max_context`, or the sliding window of a model that has one: within it, sliding and full attention agree."""
-    window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
-    if not window or (kinds is not None and "sliding_attention" not in kinds):
-        return max_context
-    return min(max_context, window)
 
 
 def _memory(device: torch.device) -> int:

@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from agl.errors import ConfigError, ModelLoadError
+from agl.errors import ConfigError
+from agl.trainer.local.architecture import backbone
 from agl.trainer.local.attention import attention
 from agl.trainer.local.grammar import hidden
 from agl.trainer.local.learner.microbatches import MicroBatch
@@ -71,11 +72,8 @@ class LogProbModel:
     ) -> None:
         # peft's wrapper adds a layer of calls; the adapters are modules inside the base model.
         self.model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._backbone = backbone(self.model)
         self._head = self.model.get_output_embeddings()
-        if self._head is None or self.model.base_model is self.model:
-            raise ModelLoadError(
-                f"{type(self.model).__name__} has no output layer on a backbone", hint="train a causal language model"
-            )
         self._device = device
         self._autocast = autocast
         self._value_head = value_head
@@ -95,20 +93,18 @@ class LogProbModel:
 
     def __call__(self, batch: MicroBatch, *, with_entropy: bool = False) -> LogProbs:
         """Log-probs of the batch's wanted tokens, each under the distribution that it was drawn from."""
-        backbone: dict[str, Any] = {}
+        seen: dict[str, Any] = {}
 
         def no_states(_module: nn.Module, _args: Any, output: Any) -> None:
-            backbone["output"] = type(output)(
-                **{**output, "last_hidden_state": output.last_hidden_state[:1, :0].detach()}
-            )
+            seen["output"] = type(output)(**{**output, "last_hidden_state": output.last_hidden_state[:1, :0].detach()})
 
         def select(states_BTH: Tensor) -> Tensor:
             if (kept := getattr(batch.attention_mask, "kept", None)) is not None:
                 (states_BTH,) = kept(self._head, states_BTH)
-            backbone["states"] = states_BTH.flatten(0, 1).index_select(0, batch.sources_N)
+            seen["states"] = states_BTH.flatten(0, 1).index_select(0, batch.sources_N)
             return states_BTH[:1, :0]
 
-        keeping = self.model.base_model.register_forward_hook(no_states)
+        keeping = self._backbone.register_forward_hook(no_states)
         try:
             with (
                 self.computing(batch),
@@ -124,9 +120,9 @@ class LogProbModel:
                 )
         finally:
             keeping.remove()
-        hidden_NH = backbone["states"]
+        hidden_NH = seen["states"]
         values_N = None if self._value_head is None else self._value_head(hidden_NH.float())[..., 0]
-        distribution = functools.partial(self._distribution, backbone["output"], with_entropy)
+        distribution = functools.partial(self._distribution, seen["output"], with_entropy)
         size = max(1, CHUNK_ELEMENTS // self._head.weight.shape[0])
         inputs = [hidden_NH, batch.targets_N, batch.temperatures_N, batch.bits_NW]
         parts = [itertools.repeat(None) if x is None else x.split(size) for x in inputs]
@@ -162,13 +158,12 @@ class LogProbModel:
 
         The model itself computes them, around a backbone that computes nothing and returns `backbone_output`.
         """
-        backbone = self.model.base_model
-        backbone.forward = lambda *_, **__: backbone_output
+        self._backbone.forward = lambda *_, **__: backbone_output
         try:
             with self._autocasting(), _head_input(self._head, lambda _: hidden_NH[None]):
                 return self.model(input_ids=hidden_NH.new_zeros(1, 0, dtype=torch.long), use_cache=False).logits[0]
         finally:
-            del backbone.forward
+            del self._backbone.forward
 
     def _autocasting(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self._device.type, self._autocast) if self._autocast else contextlib.nullcontext()
