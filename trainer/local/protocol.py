@@ -106,6 +106,8 @@ class PolicyInfo:
         parameters: of the base model and the policy's own adapter. trainable_parameters: those of the policy.
         vocab_size: rows of the model's output.
         stop_token_ids: tokens that end an answer, as the model and its tokenizer declare them.
+        changes_embeddings: its adapter changes the embedding or the output layer, so that `export_weights` writes all
+            weights.
     """
 
     parameters: int
@@ -115,6 +117,7 @@ class PolicyInfo:
     max_context: int
     vocab_size: int
     stop_token_ids: tuple[int, ...]
+    changes_embeddings: bool = False
 
 
 # -- engine events ----------------------------------------------------------------------------------------------
