@@ -65,7 +65,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """model_type -> a small random configuration. Scaled embeddings, scaled logits, biases and soft caps are among them."""
 NAMES = {"gpt_neox": ("embed_in", "embed_out"), "gpt2": ("wte", "lm_head"), "gptj": ("wte", "lm_head")}
 """The embeddings that are not called `embed_tokens` and `lm_head`."""
-TIED = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+TIED = pytest.mark.parametrize(
+    "tied", [pytest.param(True, id="tied"), pytest.param(False, id="untied", marks=pytest.mark.full)]
+)
 FAST = ("llama",)
 EVERY = [pytest.param(name, marks=() if name in FAST else pytest.mark.full) for name in FAMILIES]
 
