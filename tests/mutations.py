@@ -50,6 +50,11 @@ def unit(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/unit/test_{file}.py::{name}" for name in names) or (f"tests/unit/test_{file}.py",)
 
 
+def saved(*names: str) -> tuple[str, ...]:
+    """Ids of tests of what is left of a policy."""
+    return tuple(f"tests/integration/test_saved_policies.py::test_{name}" for name in names)
+
+
 _CONFORMANCE = "TestAdapters::test_"
 _AWAITED = unit("adapter_conformance", f"{_CONFORMANCE}a_tool_that_waits_for_an_approval_has_not_run")
 _ONE_NAME = (
@@ -57,6 +62,11 @@ _ONE_NAME = (
     "test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_the_run",
 )
 _EQUAL_CALLS = unit("adapter_conformance", f"{_CONFORMANCE}equal_calls_of_one_answer_keep_their_results_apart")
+_ANY_LAYER = saved("an_adapter_on_any_layer_is_saved_as_it_was_trained[llama-tied]")
+_ENDS = saved("a_policy_learns_to_end_its_answers_with_a_token_that_was_added[tied]")
+_TWO = saved("two_policies_resume_to_the_bit_and_are_saved_each[all-linear-0]")
+_TWO_STALE = saved("two_policies_resume_to_the_bit_and_are_saved_each[all-linear-1]")
+_FOR_VLLM = saved("vllm_gets_all_weights_of_an_adapter_that_changes_embeddings[tied]")
 
 MUTATIONS = (
     # -- calls that are open: streams, cancellation, what is left behind ----------------------------------------------
@@ -1922,6 +1932,125 @@ MUTATIONS = (
         "> math.hypot(lower_half, upper_half)",
         "> lower_half + upper_half",
         unit("alerts", "test_what_looks_wrong"),
+    # -- what is saved is what was trained: embeddings under adapters -------------------------------------------------
+    Mutation(
+        "an adapter on one of two tied embeddings is merged into both",
+        "trainer/local/model.py",
+        "    untie(model)\n",
+        "",
+        _ANY_LAYER,
+    ),
+    Mutation(
+        "tied embeddings are left apart, and the configuration says that they are one",
+        "trainer/local/embeddings.py",
+        "        config.tie_word_embeddings = False\n",
+        "        pass\n",
+        saved("embeddings_that_an_adapter_has_parted_are_declared_so"),
+    ),
+    Mutation(
+        "only an adapter of the output layer unties",
+        "trainer/local/embeddings.py",
+        "    by_lora = any(isinstance(module, BaseTunerLayer) for module in (embedding, head))\n",
+        "    by_lora = isinstance(head, BaseTunerLayer)\n",
+        _ANY_LAYER,
+    ),
+    Mutation(
+        "rows of added tokens are frozen under LoRA",
+        "trainer/local/embeddings.py",
+        "        trainable_token_indices=embeddings.trained_rows(lora),\n",
+        "",
+        _ENDS,
+    ),
+    Mutation(
+        "rows of added tokens of an output layer of its own are frozen",
+        "trainer/local/embeddings.py",
+        "for name in self.names if name not in targeted}",
+        "for name in self.names[:1] if name not in targeted}",
+        saved("rows_of_added_tokens_are_trained_next_to_any_adapter[llama-untied]"),
+    ),
+    Mutation(
+        "a prepared model does not say which tokens were added",
+        "trainer/local/conversion.py",
+        "    setattr(model.config, ADDED_TOKENS,",
+        "    setattr(model, ADDED_TOKENS,",
+        _ENDS,
+    ),
+    Mutation(
+        "an added end of a turn begins as the mean of its text",
+        "trainer/local/conversion.py",
+        "            alike = (end if token in stops else []) or known",
+        "            alike = known",
+        saved("added_tokens_begin_as_tokens_of_like_use"),
+    ),
+    Mutation(
+        "a row of two policies' batch is looked up in the other one's trained rows",
+        "trainer/local/lora.py",
+        "isinstance(module, (LoraLayer, TrainableTokensWrapper))",
+        "isinstance(module, LoraLayer)",
+        _TWO,
+    ),
+    Mutation(
+        "the copy that samples shares the trained rows of the other policy",
+        "trainer/local/worker.py",
+        "not p.requires_grad and id(p) not in adapters}",
+        "not p.requires_grad}",
+        _TWO_STALE,
+    ),
+    Mutation(
+        "trained rows of an embedding that is scaled are not",
+        "trainer/local/embeddings.py",
+        '        scale = getattr(layer, "embed_scale", 1.0)',
+        "        scale = 1.0",
+        saved("rows_of_added_tokens_are_trained_next_to_any_adapter[gemma3_text-tied]"),
+    ),
+    Mutation(
+        "trained rows of an output layer lose its bias",
+        "trainer/local/embeddings.py",
+        "bias_K = None if layer.bias is None else layer.bias[self.ids_K]",
+        "bias_K = None",
+        saved("rows_of_added_tokens_are_trained_next_to_any_adapter[phi-tied]"),
+    ),
+    Mutation(
+        "vLLM gets the adapter alone where it changes an embedding",
+        "trainer/local/model.py",
+        "    if adapter is not None and not changes_embeddings(policy.model):\n",
+        "    if adapter is not None:\n",
+        _FOR_VLLM,
+    ),
+    Mutation(
+        "vLLM is started with an adapter on one of two tied embeddings",
+        "trainer/local/worker.py",
+        "        _require_adapters(specs)\n",
+        "",
+        saved("what_vllm_cannot_serve_is_refused_before_any_weight_is_loaded"),
+    ),
+    Mutation(
+        "what verl saved of a model with an adapter is published in peft's names",
+        "guests/verl/agl_verl/adapters.py",
+        "    if not (folder / _META).is_file():\n",
+        "    if True:\n",
+        saved("an_adapter_that_verl_trained_is_merged[llama-tied]"),
+    ),
+    Mutation(
+        "verl adapts an output layer that vLLM has no adapters for",
+        "guests/verl/agl_verl/config/checks.py",
+        "    check_targets(plan)\n",
+        "",
+        ("tests/integration/test_verl_compose.py::test_adapters_of_embeddings_are_refused",),
+    ),
+    Mutation(
+        "verl trains adapters on a model whose added tokens stay as they began",
+        "guests/verl/agl_verl/algorithm.py",
+        "        check_tokens(plan, directory)\n",
+        "",
+        ("tests/integration/test_verl_compose.py::test_adapters_on_tokens_that_a_template_added_are_refused",),
+    ),
+    Mutation(
+        "an adapter whose base nobody has is pushed",
+        "trainer/run/hub.py",
+        "        _require_known_tokens(files)\n",
+        "        pass\n",
+        ("tests/integration/test_push.py::test_what_is_no_policy_is_not_pushed",),
     ),
 )
 

@@ -131,6 +131,11 @@ def test_a_refusal_says_what_to_do(
 def test_what_is_no_policy_is_not_pushed(hub: hubs.Hub, untrained_model: Path, tmp_path: Path) -> None:
     assert "there is no policy here" in push(hub, tmp_path, tmp_path, "calculator").stderr
     assert "there is no LoRA adapter here" in push(hub, tmp_path, untrained_model, "calculator", "--adapter").stderr
+    (adapter := tmp_path / "policy" / "adapter").mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text("{}")
+    (tmp_path / "policy" / "config.json").write_text('{"agl_added_tokens": [300, 301]}')
+    for words in ((tmp_path / "policy", "calculator", "--adapter"), (adapter, "calculator")):
+        assert "a model with 2 more tokens than its base" in push(hub, tmp_path, *words).stderr
     assert hub.requests == []
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import fnmatch
 import importlib.util
+import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,8 @@ from verl_config import CONFIG, changed, plan
 
 import agl
 from agl.errors import ConfigError
+from agl.trainer.local.embeddings import ADDED_TOKENS
+from agl_verl.adapters import check_tokens
 from agl_verl.config.loggers import split
 from agl_verl.config.plan import NUMBERS, Plan, flatten, read
 from agl_verl.config.shorthand import expand
@@ -308,6 +313,38 @@ def test_what_would_be_ignored_is_refused(key: str, value: Any, said: str) -> No
     with pytest.raises(ConfigError) as refused:
         compose(plan(changed(key, value)), {})
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        (["q_proj", "lm_head"], "adapts lm_head"),
+        (["model.embed_tokens"], "adapts embed_tokens"),
+        (r".*\.(q_proj|embed_in)", "adapts embed_in"),
+        (r".*", "adapts embed_tokens"),
+        (["q_proj", "o_proj"], None),
+        (r".*\.(q_proj|v_proj)", None),
+        ("all-linear", None),
+    ],
+)
+def test_adapters_of_embeddings_are_refused(targets: Any, said: str | None) -> None:
+    given = short(lora_rank=8, config={f"{MODEL}.target_modules": targets})
+    if said is None:
+        assert at(compose(given, {}), f"{MODEL}.target_modules") == targets
+        return
+    with pytest.raises(ConfigError, match=rf"{said}.*\n.*agl.GRPO\(lora=\)"):
+        compose(given, {})
+
+
+def test_adapters_on_tokens_that_a_template_added_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({ADDED_TOKENS: [300, 301]}))
+    check_tokens(short(), str(tmp_path))
+    check_tokens(short(lora_rank=8), "org/model")
+    with pytest.raises(ConfigError, match=r"2 tokens that the chat template added(.|\n)*agl.GRPO\(lora=\)"):
+        check_tokens(short(lora_rank=8), str(tmp_path))
+    algorithm = agl.VERL(model=str(tmp_path), steps=1, lora_rank=8, backend="local")
+    with pytest.raises(ConfigError, match="2 tokens that the chat template added"):
+        asyncio.run(algorithm.prepared(algorithm.plan))
 
 
 def test_a_switch_that_is_off_may_keep_its_numbers() -> None:

@@ -15,6 +15,7 @@ import torch
 from jobs import algorithm, quickstart, train
 from processes import gateway_processes
 from running import say
+from transformers import AutoModelForCausalLM
 
 import agl
 from agl.mdp.builder import AttemptTrajectory, build_trajectory
@@ -90,7 +91,13 @@ def test_ppo_with_a_critic_on_adapters(cluster: None, left_clean: None, tiny_pol
     # The reward to go of a row's first token is its rollout's reward.
     assert last["verl/critic/score/mean"] == pytest.approx(last["train/reward"], abs=1e-5)
     assert result.policy is not None
-    assert result.policy.is_dir()
+    # verl writes peft's names; what is published has the adapter merged in.
+    trained, info = AutoModelForCausalLM.from_pretrained(result.policy, output_loading_info=True)
+    assert not info["missing_keys"] | info["unexpected_keys"]
+    before = AutoModelForCausalLM.from_pretrained(tiny_policy)
+    same = [torch.equal(a, b) for a, b in zip(trained.parameters(), before.parameters(), strict=True)]
+    assert any(same)
+    assert not all(same)
 
 
 def test_a_dry_run_with_a_gateway_process_for_every_few_runners_and_a_template_from_outside(

@@ -24,7 +24,7 @@ from paths import pythonpath
 from running import gone
 from sampled_rows import sampled_rows
 from schema_agent import structured
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_training import train
 
 import agl
@@ -34,6 +34,8 @@ from agl.mdp.types import Call, FloatArray
 from agl.trainer.engines.base import Request, Sampling
 from agl.trainer.local.config import LearnerConfig, LoraSpec
 from agl.trainer.local.policy import LocalPolicy, PolicySpec, start_policies
+from agl.trainer.local.prepared import CACHE_VARIABLE, model_directory
+from agl.trainer.local.tokenizer import load_config
 from agl.trainer.policies.vllm import VLLMPolicy, with_vllm
 from agl.trainer.quickstart.agent import build_agent
 from agl.trainer.quickstart.tasks import arithmetic_tasks, exact_answer
@@ -148,6 +150,55 @@ def test_adapters_on_one_model_share_a_server_whose_death_is_told(tiny_policy: P
             assert not a.server._folder.exists()
         finally:
             await local["a"].close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "lm_head")])
+def test_an_adapter_that_changes_embeddings_reaches_vllm_as_all_weights(
+    targets: str | tuple[str, ...], tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of tokens that a chat template added, and LoRA on an output layer with its own weights."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy)
+    if model.config.tie_word_embeddings:
+        head = model.get_output_embeddings()
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        model.config.tie_word_embeddings = False
+    base = tmp_path / "base"
+    model.save_pretrained(base)
+    AutoTokenizer.from_pretrained(tiny_policy).save_pretrained(base)
+    spec = PolicySpec(
+        model_directory(base, "llama3"), device="cpu", threads=1, max_context=64,
+        lora=LoraSpec(rank=4, target_modules=targets), learner=LearnerConfig(learning_rate=0.02),
+    )  # fmt: skip
+
+    async def scenario() -> None:
+        local = await start_policies([spec])
+        try:
+            (policy,) = (await with_vllm(local)).values()
+            assert isinstance(policy, VLLMPolicy)
+            try:
+                added = load_config(spec.model).agl_added_tokens
+                ids = np.int32([1, 60, 61, *added, 70, *added])
+                before = await policy.engine_logprobs(ids)
+                for version in (1, 2):
+                    await policy.train(await sampled_rows(policy, PROMPT, (-1.0, 1.0, -1.0, 1.0)))
+                    await policy.publish()
+                    assert policy.version == version
+                    answer = await policy.generate(Request(PROMPT, Sampling(max_tokens=8, seed=5)))
+                    assert answer.policy_version == version
+                    learners = await policy.logprobs(np.concatenate([PROMPT, answer.token_ids]))
+                    np.testing.assert_allclose(answer.logprobs, learners[PROMPT.size - 1 :], atol=EXACT)
+                    np.testing.assert_allclose(
+                        await policy.engine_logprobs(ids), await policy.logprobs(ids), atol=EXACT
+                    )
+                assert np.abs(await policy.engine_logprobs(ids) - before).max() > 0.01
+            finally:
+                await policy.server.close()
+        finally:
+            await local["policy"].close()
 
     asyncio.run(scenario())
 

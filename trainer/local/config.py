@@ -172,7 +172,11 @@ class LoraSpec:
     Attributes:
         rank: of the update matrices. alpha: their scale is alpha / rank.
         dropout: on the adapter's input while training; the engine samples without it.
-        target_modules: names of the linear layers that get one, or "all-linear" (all but the output layer).
+        target_modules: names of the linear layers and embeddings that get one, a regular expression of whole names, or
+            "all-linear" (all but the output layer). One on the input or output embedding of a model in which these
+            share their weights leaves them apart in what is saved.
+
+    Rows of tokens that `chat_template=` added to the model are trained, too.
     """
 
     rank: int = 16

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from agl.errors import ModelLoadError
+from agl.trainer.local.embeddings import ADDED_TOKENS
 from agl.trainer.local.gguf import gguf_file, gguf_model, gguf_tokenizer, read_gguf
 from agl.trainer.local.tokenizer import declared_stops, load, load_config
 from agl.trainer.rendering.rendering import Rendering
@@ -23,7 +27,6 @@ def prepare(source: str, template: str | None, target: Path) -> None:
     Raises:
         ModelLoadError: the model cannot be read.
     """
-    from tokenizers import AddedToken
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.utils.hub import cached_file
 
@@ -37,12 +40,10 @@ def prepare(source: str, template: str | None, target: Path) -> None:
     if template is not None:
         tokenizer.chat_template = template
         lacking = set(_CONTROL.findall(template)) - set(tokenizer.get_vocab())
-        added: list[Any] = [AddedToken(t, special=True, normalized=False) for t in sorted(lacking)]
-        tokenizer.add_tokens(added)
-        rows = max(tokenizer.get_vocab().values()) + 1
-        if rows > config.get_text_config().vocab_size:
+        if lacking:
             model = model or load("model", source, lambda: AutoModelForCausalLM.from_pretrained(source, dtype="auto"))
-            model.resize_token_embeddings(rows)
+            config = model.config
+            _add_tokens(model, tokenizer, sorted(lacking))
     if model is not None:
         generation = model.generation_config
     elif cached_file(source, "generation_config.json", _raise_exceptions_for_missing_entries=False) is not None:
@@ -66,6 +67,36 @@ def prepare(source: str, template: str | None, target: Path) -> None:
     for path in folder.resolve().iterdir():
         if not (target / path.name).exists() and not path.name.startswith("."):
             (target / path.name).symlink_to(path.resolve())
+
+
+def _add_tokens(model: Any, tokenizer: Any, texts: Sequence[str]) -> None:
+    """Give the tokenizer these tokens and the model their rows, which begin as those of tokens of like use: what ends
+    an answer as the model's own end, anything else as the mean of the tokens that its text has been until now.
+
+    Their ids are kept in the configuration: LoRA, too, has to train their rows.
+    """
+    from tokenizers import AddedToken
+
+    ends = [tokenizer.eos_token_id, *declared_stops(model.generation_config, tokenizer)]
+    end = [token for token in ends if token is not None][:1]
+    pieces = {text: tokenizer.encode(text, add_special_tokens=False) for text in texts}
+    added: list[Any] = [AddedToken(text, special=True, normalized=False) for text in texts]
+    tokenizer.add_tokens(added)
+    stops = Rendering(tokenizer).stop_token_ids
+    rows = max(tokenizer.get_vocab().values()) + 1
+    if rows > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(rows, mean_resizing=False)
+    head = model.get_output_embeddings()
+    tensors = {id(p): p for p in (model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None))}
+    ids = tokenizer.convert_tokens_to_ids(list(texts))
+    with torch.no_grad():
+        for text, token in zip(texts, ids, strict=True):
+            known = [piece for piece in pieces[text] if piece != tokenizer.unk_token_id]
+            alike = (end if token in stops else []) or known or [*range(min(ids))]
+            for tensor in tensors.values():
+                if tensor is not None:
+                    tensor[token] = tensor[alike].float().mean(0)
+    setattr(model.config, ADDED_TOKENS, sorted({*(getattr(model.config, ADDED_TOKENS, None) or ()), *ids}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The LoRA adapters on one base model: which of them each row of a forward pass goes through.
+"""The adapters on one base model: which of them each row of a forward pass goes through.
 
 Invariant: outside of `mixed`, the whole model is one policy's: the one that `use` was last called with.
 """
@@ -20,6 +20,7 @@ class Adapters:
 
     def __init__(self, model: Any, names: Mapping[str, str]) -> None:
         from peft.tuners.lora import LoraLayer
+        from peft.utils import TrainableTokensWrapper
 
         self._model = model
         self._names = dict(names)
@@ -27,7 +28,7 @@ class Adapters:
         self._rows: list[str] | None = None
         if len(self._names) > 1:
             for module in model.modules():
-                if isinstance(module, LoraLayer):
+                if isinstance(module, (LoraLayer, TrainableTokensWrapper)):
                     module.register_forward_pre_hook(self._with_rows, with_kwargs=True)  # type: ignore[attr-defined]
 
     def use(self, policy: str) -> None:
@@ -51,3 +52,12 @@ class Adapters:
 
     def _with_rows(self, module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         return None if self._rows is None else (args, kwargs | {"adapter_names": self._rows})
+
+
+def adapter_weights(model: Any) -> set[int]:
+    """The `id` of each weight of a peft model's adapters, also of those that are frozen for now."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    parts = [getattr(layer, name) for layer in layers for name in layer.adapter_layer_names if hasattr(layer, name)]
+    return {id(weight) for part in parts for weight in part.parameters()}

@@ -85,7 +85,7 @@ def load_policy(
     kind = _dtype(dtype, where, lora)
     if attention not in (None, *get_args(Attention)):
         raise ConfigError(f"attention={attention!r} is not known", hint=nearest(attention, get_args(Attention)))
-    _check_files(name)
+    check_files(name)
     config = load_config(name)
     found, context = model_class(config, name), exact_context(config, name)
     tokenizer = load_tokenizer(name)
@@ -126,17 +126,13 @@ def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPo
     Raises:
         ConfigError: a target that the model does not have.
     """
-    from peft import LoraConfig, PeftModel, get_peft_model
+    from peft import PeftModel, get_peft_model
+
+    from agl.trainer.local.embeddings import Embeddings, lora_config, prepare_rows
 
     name = f"adapter{len(policy.adapters)}"
     targets, model = lora.target_modules, policy.model
-    config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]
-        lora_dropout=lora.dropout,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
-    )
+    config = lora_config(lora, Embeddings.of(model.get_base_model() if isinstance(model, PeftModel) else model))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
@@ -149,6 +145,7 @@ def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPo
                 f"LoRA target_modules={targets!r}: {str(error).splitlines()[0]}",
                 hint="name linear layers of this model, or use 'all-linear'",
             ) from error
+    prepare_rows(model)
     return replace(policy, model=model.eval(), adapters=(*policy.adapters, name))
 
 
@@ -156,8 +153,8 @@ def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str 
     """Write a Hugging Face model directory that `load_policy` and `AutoModelForCausalLM` load.
 
     With LoRA the directory holds the base merged with one adapter (the only one, if `adapter` is None), and
-    `adapter/` in it that adapter by itself. Of a quantised base, the original weights are loaded again and merged: no
-    quantised weights are written.
+    `adapter/` in it that adapter by itself. An adapter on one of two tied embeddings leaves them untied. Of a quantised
+    base, the original weights are loaded again and merged: no quantised weights are written.
     """
     target = Path(path)
     if not policy.adapters:
@@ -165,39 +162,49 @@ def save_model(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str 
     else:
         name = adapter or policy.adapters[0]
         _save_adapter(policy, target / "adapter", name)
-        _with_one_adapter(policy, name, target / "adapter").merge_and_unload().save_pretrained(target)
+        _merged(policy, name, target / "adapter").save_pretrained(target)
     policy.tokenizer.save_pretrained(target)
 
 
-def _with_one_adapter(policy: LoadedPolicy, name: str, saved: Path) -> Any:
-    """A peft model with this adapter, to merge: merging in place and back would leave rounding errors in the weights
-    that are being trained on."""
+def _merged(policy: LoadedPolicy, name: str, saved: Path | None = None) -> Any:
+    """The base with this adapter merged in, which `saved` holds, too: merging in place and back would leave rounding
+    errors in the weights that are being trained on."""
+    from agl.trainer.local.embeddings import untie
+
     if policy.original is not None:
         from peft import PeftModel
 
+        assert saved is not None
         base = _load_model(policy.original, load_config(policy.original), policy.dtype, "eager")
-        return PeftModel.from_pretrained(base, saved)
-    copied = copy.deepcopy(policy.model)
-    for other in policy.adapters:
-        if other != name:
-            copied.delete_adapter(other)
-    return copied
+        model = PeftModel.from_pretrained(base, saved)
+    else:
+        model = copy.deepcopy(policy.model)
+        for other in policy.adapters:
+            if other != name:
+                model.delete_adapter(other)
+    untie(model)
+    return model.merge_and_unload()
 
 
 def export_weights(policy: LoadedPolicy, path: str | os.PathLike[str], adapter: str | None, dtype: torch.dtype) -> None:
     """Write what an engine that holds the base model needs for the policy's weights of now: `adapter` by itself, or all
-    weights, rounded to `dtype`."""
-    if adapter is not None:
+    weights, rounded to `dtype`: also those of an adapter that changes the embedding or the output layer, which engines
+    do not take."""
+    from agl.trainer.local.embeddings import changes_embeddings
+
+    if adapter is not None and not changes_embeddings(policy.model):
         _save_adapter(policy, Path(path), adapter)
     else:
-        weights = {name: value.to("cpu", dtype) for name, value in policy.model.state_dict().items()}
-        policy.model.save_pretrained(path, state_dict=weights)
+        model = policy.model if adapter is None else _merged(policy, adapter)
+        weights = {name: value.to("cpu", dtype) for name, value in model.state_dict().items()}
+        model.save_pretrained(path, state_dict=weights)
     if policy.device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def _save_adapter(policy: LoadedPolicy, folder: Path, name: str) -> None:
-    policy.model.save_pretrained(folder, selected_adapters=[name])
+    # Its own weights alone: peft would add the embeddings that it adapts, and vLLM takes no adapter that holds them.
+    policy.model.save_pretrained(folder, selected_adapters=[name], save_embedding_layers=False)
     # peft puts an adapter that is not called "default" one folder deeper.
     for file in (folder / name).iterdir():
         file.replace(folder / file.name)
@@ -243,8 +250,8 @@ def _dtype(name: str, device: torch.device, lora: LoraSpec | None) -> torch.dtyp
     return dtype
 
 
-def _check_files(name: str) -> None:
-    """Say what a local directory lacks; a name that looks like a path must be one."""
+def check_files(name: str) -> None:
+    """Raise `ModelLoadError` with what a local directory lacks; a name that looks like a path must be one."""
     require_local_model(name)
     directory = Path(name).expanduser()
     if not directory.exists():

@@ -91,7 +91,7 @@ def _key(source: str, template: str | None) -> str:
     """Differs where the model, the template or agl's way to prepare them does."""
     files = [Path(source)] if Path(source).is_file() else sorted(Path(source).glob("*.*"))
     facts = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-    text = json.dumps(["1", source if not files else "", facts, template])
+    text = json.dumps(["2", source if not files else "", facts, template])
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 

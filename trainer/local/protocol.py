@@ -111,6 +111,8 @@ class PolicyInfo:
         max_context: longest prompt + answer, in tokens. shortened: why that is less than the model's positions or what
             was asked for; "" if it is not.
         stop_token_ids: tokens that end an answer, as the model and its tokenizer declare them.
+        changes_embeddings: its adapter changes the embedding or the output layer, so that `export_weights` writes all
+            weights.
     """
 
     parameters: int
@@ -122,6 +124,7 @@ class PolicyInfo:
     vocab_size: int
     stop_token_ids: tuple[int, ...]
     shortened: str = ""
+    changes_embeddings: bool = False
 
 
 # -- engine events ----------------------------------------------------------------------------------------------

@@ -130,6 +130,7 @@ class Worker:
     def _load(self, specs: Sequence[PolicySpec], rank: int, rendezvous: str) -> dict[str, PolicyInfo]:
         """Load the model and set up one engine, and a learner for each policy, on the same weights."""
         from agl.trainer.local.agreement import refusing_unknown, require_agreement
+        from agl.trainer.local.embeddings import changes_embeddings
         from agl.trainer.local.engine.engine import LocalEngine
         from agl.trainer.local.learner.learner import Learner
         from agl.trainer.local.lora import Adapters
@@ -140,6 +141,7 @@ class Worker:
         first = specs[0]
         _prepare_thread()
         ranks, device = _joined(first, rank, rendezvous)
+        _require_adapters(specs)
         loaded = load_policy(
             first.model,
             device=device,
@@ -206,6 +208,7 @@ class Worker:
                 vocab_size=self._engine.vocabulary,
                 stop_token_ids=declared_stops(getattr(model, "generation_config", None), loaded.tokenizer),
                 shortened=shortened,
+                changes_embeddings=adapters is not None and changes_embeddings(model),
             )
             for name, policy in self._policies.items()
         }
@@ -298,6 +301,22 @@ class Worker:
         self.publish(policy)
 
 
+def _require_adapters(specs: Sequence[PolicySpec]) -> None:
+    """Refuse adapters that cannot be had, by the model's configuration alone."""
+    loras = [spec.lora for spec in specs if spec.lora is not None]
+    vllm = specs[0].engine == "vllm"
+    if not loras or (len(loras) == 1 and not vllm):
+        return
+    from agl.trainer.local.embeddings import require_adapters
+    from agl.trainer.local.memory import model_of_shapes
+    from agl.trainer.local.model import check_files
+    from agl.trainer.local.tokenizer import load_config
+
+    model = os.path.expanduser(specs[0].model)
+    check_files(model)
+    require_adapters(model_of_shapes(load_config(model)), loras, vllm=vllm)
+
+
 def _joined(spec: PolicySpec, rank: int, rendezvous: str) -> tuple[Ranks | None, str]:
     """The processes that share the updates, once all are there, and this one's device."""
     if spec.data_parallel == 1:
@@ -316,8 +335,11 @@ def _joined(spec: PolicySpec, rank: int, rendezvous: str) -> tuple[Ranks | None,
 
 def served_copy(model: Any) -> Any:
     """A copy of a model to sample from while it is trained. Weights that are not trained are shared."""
+    from agl.trainer.local.lora import adapter_weights
+
     # Adapters other than the active one are frozen only for now.
-    frozen = {id(p): p for name, p in model.named_parameters() if not p.requires_grad and "lora_" not in name}
+    adapters = adapter_weights(model)
+    frozen = {id(p): p for p in model.parameters() if not p.requires_grad and id(p) not in adapters}
     return copy.deepcopy(model, frozen).requires_grad_(False)
 
 

@@ -72,14 +72,15 @@ class VLLMServer:
         """Start it and wait until it serves: it loads the model, compiles it and captures CUDA graphs.
 
         Args:
-            specs: the policies, on one base model. info: what the learner loaded of it.
+            specs: the policies, on one base model. info: what the learner loaded of it; of an adapter that changes its
+                embeddings, vLLM gets all weights.
             on_progress: called with what vLLM prints about it.
 
         Raises:
             ConfigError: an adapter of a rank that vLLM does not have.
             EngineError: it died, or printed nothing new for `load_timeout` seconds.
         """
-        lora = _lora_options(specs)
+        lora = [] if info.changes_embeddings else _lora_options(specs)
         size = info.parameters * 4
         # Weights go through memory where it has room; a container's is small.
         memory = "/dev/shm"
@@ -284,7 +285,7 @@ class VLLMPolicy(LocalPolicy):
         return path
 
     async def _hand_over(self, path: Path) -> None:
-        if self.spec.lora is None:
+        if self.spec.lora is None or self.info.changes_embeddings:
             await self.server.load_model(path)
         else:
             await self.server.load_adapter(path, self._adapter)

@@ -6,6 +6,7 @@ Invariant: one commit, all or nothing; it holds the policy's files and the card 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import shlex
@@ -82,6 +83,8 @@ def push(
             raise ConfigError(
                 "there is no LoRA adapter here", hint="train one with lora=, or push the whole model", path=files
             )
+    if (files / "adapter_config.json").is_file():
+        _require_known_tokens(files)
     from huggingface_hub import CommitOperationAdd, HfApi
 
     paths = [path for path in sorted(files.rglob("*")) if path.is_file() and path.name not in ("README.md", ".agl")]
@@ -162,6 +165,19 @@ def _policy_files(directory: Path, policy: str | None) -> tuple[Path, Path | Non
         hint="name a run that has a checkpoint, a checkpoint, or a directory with config.json and weights",
         path=directory,
     )
+
+
+def _require_known_tokens(adapter: Path) -> None:
+    """Refuse an adapter for a base that nobody else has: the merged model next to it says what was added."""
+    config = adapter.parent / "config.json"
+    # The key is `agl.trainer.local.embeddings.ADDED_TOKENS`, which loads torch.
+    added = json.loads(config.read_text(encoding="utf-8")).get("agl_added_tokens") if config.is_file() else None
+    if added:
+        raise ConfigError(
+            f"the adapter belongs to a model with {len(added)} more tokens than its base: its chat template added them",
+            hint="push the whole model, without --adapter",
+            path=adapter,
+        )
 
 
 def _is_model(directory: Path) -> bool:

@@ -17,6 +17,7 @@ from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import require_tasks
 from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
+from agl_verl.adapters import check_tokens
 from agl_verl.config import local, loggers, policies
 from agl_verl.config.compose import notes
 from agl_verl.config.plan import MODEL, Plan, flatten, read
@@ -115,6 +116,7 @@ class VERL:
         """The plan for the cluster, whose processes load a Hugging Face directory or hub id and nothing else: a GGUF
         file, or a model with another chat template, becomes a directory in the cache."""
         directory = await asyncio.to_thread(model_directory, plan.model, self.chat_template)
+        check_tokens(plan, directory)
         if directory == plan.model:
             return plan
         return replace(plan, model=directory, settings={**plan.settings, f"{MODEL}.path": directory})

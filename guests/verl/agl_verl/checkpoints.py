@@ -17,6 +17,7 @@ from agl.trainer.run.checkpoints import (
     require_same,
     write_atomically,
 )
+from agl_verl import adapters
 
 if TYPE_CHECKING:
     from agl.trainer.run.run import Run
@@ -79,7 +80,7 @@ def write_record(run: Run, plans: Mapping[str, Plan]) -> None:
 
 def publish(run: Run, policies: Sequence[str]) -> dict[str, Path]:
     """Make the last checkpoint's models the run's policies: `policy`, or `policies/<name>` for each of several, links
-    to their Hugging Face directories.
+    to their Hugging Face directories; adapters are merged.
 
     Raises:
         CheckpointError: verl wrote none on this machine.
@@ -98,7 +99,7 @@ def publish(run: Run, policies: Sequence[str]) -> dict[str, Path]:
                 path=of_policy or run.directory / CHECKPOINTS,
             )
         links[name] = run.directory / "policies" / name if several else run.directory / "policy"
-        _link(links[name], model)
+        _link(links[name], adapters.merged(model.parent))
     return links
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from agl.errors import ConfigError, nearest
 from agl_verl import sharing
+from agl_verl.adapters import check_targets
 from agl_verl.config.plan import ACTOR, MODEL, ROLLOUT, Plan
 
 T = TypeVar("T")
@@ -242,6 +243,7 @@ def check(plan: Plan, default: Get) -> None:
 
     _check_choices(plan, get)
     _check_sharing(plan)
+    check_targets(plan)
     for key, value in settings.items():
         if value == default(key) and type(value) is type(default(key)):
             continue
