@@ -1932,6 +1932,7 @@ MUTATIONS = (
         "> math.hypot(lower_half, upper_half)",
         "> lower_half + upper_half",
         unit("alerts", "test_what_looks_wrong"),
+    ),
     # -- what is saved is what was trained: embeddings under adapters -------------------------------------------------
     Mutation(
         "an adapter on one of two tied embeddings is merged into both",
