@@ -1189,7 +1189,7 @@ MUTATIONS = (
     Mutation(
         "doctor does not say what a template refuses",
         "trainer/rendering/refusals.py",
-        "            refused[name] = error.message\n",
+        "            refused[name] = str(error.__cause__ or error.message)\n",
         "            continue\n",
         unit("template_refusals", "test_doctor_knows_what_a_template_refuses"),
     ),

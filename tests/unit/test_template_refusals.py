@@ -349,6 +349,15 @@ def test_two_results_are_written_as_the_template_writes_each(renderer: str | Non
     assert written == turns + "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
+def test_a_packages_renderer_that_refuses_an_answer_says_which() -> None:
+    conversation = begun(Rendering(package_tokenizer(), renderer="llama-3"))
+    assert conversation is not None
+    conversation.tell((), conversation.answer(TWO_CALLS))
+    with pytest.raises(RefusedAnswerError, match="only supports a single tool call") as refused:
+        conversation.prompt(whole=True)
+    assert refused.value.where["call"] == "answer1"
+
+
 @pytest.mark.parametrize("system", [False, True])
 def test_a_user_message_after_results_is_written_where_roles_must_alternate(system: bool) -> None:
     model = rendering("mistral_v3")
@@ -479,7 +488,9 @@ def test_a_tool_that_cannot_be_forced_is_no_fault_of_the_policys() -> None:
 
 def test_doctor_knows_what_a_template_refuses() -> None:
     assert refused_histories(rendering("chatml")) == {}
-    assert set(refused_histories(rendering("llama31"))) == {"two tool calls in one answer"}
+    assert refused_histories(rendering("llama31")) == {
+        "two tool calls in one answer": "This model only supports single tool-calls at once!"
+    }
     assert set(refused_histories(rendering("mistral_v3"))) == {
         "two user messages in a row",
         "a user message after a tool's result",
