@@ -1258,6 +1258,13 @@ MUTATIONS = (
         "if False:",
         unit("call_arguments", "test_arguments_that_are_nested_too_deep_are_no_call[a little]"),
     ),
+    Mutation(
+        "JSON that Python does not read fails a call of a package's renderer",
+        "trainer/rendering/package_renderer.py",
+        "        except (ValueError, RecursionError):\n",
+        "        except ZeroDivisionError:\n",
+        unit("call_arguments", "test_json_that_python_does_not_read_is_text_for_a_packages_renderer[digits-qwen3]"),
+    ),
     # -- whose fault an exception is ----------------------------------------------------------------------------------
     Mutation(
         "any JSON that cannot be read is the policy's fault",

@@ -349,15 +349,6 @@ def test_two_results_are_written_as_the_template_writes_each(renderer: str | Non
     assert written == turns + "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
-def test_a_packages_renderer_that_refuses_an_answer_says_which() -> None:
-    conversation = begun(Rendering(package_tokenizer(), renderer="llama-3"))
-    assert conversation is not None
-    conversation.tell((), conversation.answer(TWO_CALLS))
-    with pytest.raises(RefusedAnswerError, match="only supports a single tool call") as refused:
-        conversation.prompt(whole=True)
-    assert refused.value.where["call"] == "answer1"
-
-
 @pytest.mark.parametrize("system", [False, True])
 def test_a_user_message_after_results_is_written_where_roles_must_alternate(system: bool) -> None:
     model = rendering("mistral_v3")
