@@ -1263,7 +1263,7 @@ MUTATIONS = (
     Mutation(
         "doctor does not say what a template refuses",
         "trainer/rendering/refusals.py",
-        "            refused[name] = error.message\n",
+        "            refused[name] = str(error.__cause__ or error.message)\n",
         "            continue\n",
         unit("template_refusals", "test_doctor_knows_what_a_template_refuses"),
     ),
@@ -1331,6 +1331,13 @@ MUTATIONS = (
         "if _depth_exceeds(arguments, MOST_NESTED):",
         "if False:",
         unit("call_arguments", "test_arguments_that_are_nested_too_deep_are_no_call[a little]"),
+    ),
+    Mutation(
+        "JSON that Python does not read fails a call of a package's renderer",
+        "trainer/rendering/package_renderer.py",
+        "        except (ValueError, RecursionError):\n",
+        "        except ZeroDivisionError:\n",
+        unit("call_arguments", "test_json_that_python_does_not_read_is_text_for_a_packages_renderer[digits-qwen3]"),
     ),
     # -- whose fault an exception is ----------------------------------------------------------------------------------
     Mutation(

@@ -121,6 +121,22 @@ def test_mistrals_newer_form_and_a_packages_renderer_do_as_well() -> None:
     assert call.arguments == '{"x": null}'
 
 
+@pytest.mark.parametrize("renderer", ["llama-3", "qwen3", "glm-4.5", "deepseek-v3"])
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "1" * 5000], ids=["nested", "digits"])
+def test_json_that_python_does_not_read_is_text_for_a_packages_renderer(renderer: str, value: str) -> None:
+    from tiny_tokenizers import package_tokenizer
+
+    model = Rendering(package_tokenizer(), renderer=renderer)
+    for text in (
+        f'{{"name": "f", "parameters": {{"x": {value}}}}}',
+        f'<tool_call>\n{{"name": "f", "arguments": {{"x": {value}}}}}\n</tool_call>',
+        f"<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>",
+    ):
+        parsed = model.parse([*model.encode(text), model.stop_token_ids[0]], TOOLS)
+        calls = [call.name + call.arguments for call in parsed.tool_calls]
+        assert any(value in text for text in (parsed.content, parsed.reasoning or "", *calls))
+
+
 @pytest.mark.parametrize("depth", [MOST_NESTED, 5000], ids=["a little", "much"])
 def test_arguments_that_are_nested_too_deep_are_no_call(depth: int) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {{"x": {"[" * depth + "]" * depth}}}}}</tool_call>'

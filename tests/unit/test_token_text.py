@@ -17,7 +17,6 @@ from agl.trainer.engines.base import Completion, Sampling
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, assistant_message
 from agl.trainer.gateway.dialects.common import logprob_entries
 from agl.trainer.gateway.dialects.deltas import MessageDeltas
-from agl.trainer.local.engine.sampler import StopTexts
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import TokenText
 
@@ -197,6 +196,8 @@ def test_the_tokens_of_log_probs_add_up_to_the_answer(style: str) -> None:
 
 
 def test_a_stop_text_is_seen_behind_half_a_character() -> None:
+    from agl.trainer.local.engine.sampler import StopTexts
+
     tokenizer = sentencepiece("first")
     watch = StopTexts(("\u597d",), TokenText(tokenizer).decode)
     half, stop = "\u4f60".encode()[:2], "\u597d".encode()

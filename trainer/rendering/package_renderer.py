@@ -93,7 +93,13 @@ class PackageRenderer(TokenText):
     def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
         """The message in `ids`: an answer, with its forced beginning in front."""
         answer = ids.tolist()
-        parsed = self._renderer.parse_response(answer, tools=list(tools) if tools else None, prompt_ids=prompt.tolist())
+        tool_list = list(tools) if tools else None
+        try:
+            parsed = self._renderer.parse_response(answer, tools=tool_list, prompt_ids=prompt.tolist())
+        except (ValueError, RecursionError):
+            # JSON that Python does not read: nested too deep, or a number of too many digits.
+            whole = answer[:-1] if answer and answer[-1] in self.stop_token_ids else answer
+            return assemble(iter([self.decode(whole)]), None, lambda text: text)
         pieces = self._pieces(parsed.content, parsed.tool_calls, answer, bool(tools))
         return assemble(pieces, parsed.reasoning_content or None, lambda text: text)
 

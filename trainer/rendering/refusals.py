@@ -61,7 +61,7 @@ def refused_histories(rendering: Rendering) -> dict[str, str]:
         try:
             rendering.prompt(messages, tools)
         except ConfigError as error:
-            refused[name] = error.message
+            refused[name] = str(error.__cause__ or error.message)
     return refused
 
 
