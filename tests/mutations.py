@@ -747,8 +747,8 @@ MUTATIONS = (
     Mutation(
         "long rope has no border",
         "trainer/local/architecture.py",
-        "    borders = [*_rope_borders(config), *_windows(config)]\n",
-        "    borders = [*_windows(config)]\n",
+        "    borders = [*_rope_borders(config), *_chunks(config)]\n",
+        "    borders = [*_chunks(config)]\n",
         unit("agreement", "test_how_long_a_conversation_may_be"),
     ),
     Mutation(
@@ -766,11 +766,18 @@ MUTATIONS = (
         ("tests/integration/test_architectures.py::test_a_family[LFM2]",),
     ),
     Mutation(
-        "a window is found out by the first long prompt",
-        "trainer/local/architecture.py",
-        '        if size and (kind in kinds or (not kinds and name == "sliding_window")):\n',
+        "a sliding window does not slide while answers are sampled",
+        "trainer/local/engine/forward.py",
+        "        if self._window is None:\n            return mask\n",
+        "        if self._window is None or self._window:\n            return mask\n",
+        unit("engine", "test_a_sliding_window_is_that_of_a_full_forward_pass"),
+    ),
+    Mutation(
+        "a sliding window does not slide over a row that branches",
+        "trainer/local/learner/microbatches.py",
+        "        if window is not None and mask.dim() == 4:\n",
         "        if False:\n",
-        unit("agreement", "test_how_long_a_conversation_may_be"),
+        unit("agreement", "test_a_model_that_is_exact_passes"),
     ),
     Mutation(
         "the learner waits for a base model that the model does not call",

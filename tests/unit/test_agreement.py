@@ -14,7 +14,7 @@ from tiny_engine import CPU, tiny_tokenizer
 
 from agl.errors import ModelLoadError
 from agl.trainer.local.agreement import refusing_unknown, require_agreement
-from agl.trainer.local.architecture import exact_context, model_class
+from agl.trainer.local.architecture import Window, exact_context, model_class, sliding_window
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.engine.engine import LocalEngine
 from agl.trainer.local.learner.learner import Learner
@@ -78,8 +78,12 @@ def test_an_error_of_the_model_is_a_refusal_with_what_to_do() -> None:
     [
         ("LlamaConfig", {}, "131,072 tokens"),
         ("LlamaConfig", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "131,072 tokens"),
-        ("Phi3Config", {"sliding_window": 2047}, "2,047 tokens of 131,072: .*sliding_window"),
-        ("Qwen2Config", {"sliding_window": 512, "use_sliding_window": False}, "131,072 tokens"),
+        ("Phi3Config", {"sliding_window": 2047}, "131,072 tokens"),
+        (
+            "Llama4TextConfig",
+            {"attention_chunk_size": 8192},
+            r"8,192 tokens of 131,072: its chunked attention ends there \(attention_chunk_size\)",
+        ),
         (
             "Phi3Config",
             {
@@ -93,6 +97,21 @@ def test_an_error_of_the_model_is_a_refusal_with_what_to_do() -> None:
 def test_how_long_a_conversation_may_be(config: str, settings: dict[str, Any], context: str) -> None:
     made = getattr(transformers, config)(max_position_embeddings=131_072, **settings)
     assert re.fullmatch(context + ".*", str(exact_context(made)))
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "window"),
+    [
+        ("LlamaConfig", {}, None),
+        ("Phi3Config", {"sliding_window": 2047}, Window(2047, everywhere=True)),
+        ("Qwen2Config", {"sliding_window": 512, "use_sliding_window": False}, None),
+        ("GptOssConfig", {}, Window(128, everywhere=False)),
+        ("Gemma3Config", {"text_config": {"sliding_window": 512}}, Window(512, everywhere=False)),
+        ("Qwen3Config", {"sliding_window": 512, "layer_types": ["full_attention"] * 32}, None),
+    ],
+)
+def test_which_layers_look_back_how_far(config: str, settings: dict[str, Any], window: Window | None) -> None:
+    assert sliding_window(getattr(transformers, config)(**settings)) == window
 
 
 def test_a_configuration_without_positions_is_refused_with_what_to_add() -> None:

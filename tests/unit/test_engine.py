@@ -438,9 +438,29 @@ def test_stop_texts_are_found_across_tokens_and_inside_characters():
     assert not any(map(StopTexts(("nothing",), tokenizer.decode).add, ids))
 
 
-def test_a_sliding_window_bounds_the_context():
-    model = tiny_model("mistral", sliding_window=24)
-    assert engine_for(model).max_context == 24
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("mistral", {"sliding_window": 24}),
+        ("gemma2", {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+def test_a_sliding_window_is_that_of_a_full_forward_pass(architecture, changes, padded):
+    model = tiny_model(architecture, **changes)
+    engine = engine_for(model, max_batch=3)
+    assert engine.max_context == 512
+    engine._slots = forward.SlotModel(engine._slots.model, DEVICE, None, 3, padded=padded)
+    begin = np.random.default_rng(9).integers(0, VOCABULARY, 40)
+    asked = [
+        np.concatenate([begin, np.random.default_rng(i).integers(0, VOCABULARY, n)]) for i, n in enumerate((3, 90, 200))
+    ]
+    samplings = [Sampling(max_tokens=40, seed=i) for i in range(len(asked))]
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        engine.submit(i, prompt.astype(np.int32), sampling)
+    answers = finish(engine)
+    for i, (prompt, sampling) in enumerate(zip(asked, samplings, strict=True)):
+        np.testing.assert_allclose(answers[i].logprobs, reference(model, prompt, answers[i], sampling), atol=1e-4)
 
 
 # -- rows of different length -----------------------------------------------------------------------------------

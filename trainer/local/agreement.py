@@ -15,7 +15,7 @@ import numpy as np
 from agl.errors import ModelLoadError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.local.architecture import CHOOSE
+from agl.trainer.local.architecture import CHOOSE, sliding_window
 
 if TYPE_CHECKING:
     from agl.trainer.local.engine.engine import LocalEngine
@@ -26,6 +26,8 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 without autocast."""
 LONG, SHORT = 32, 8
 """Tokens of the rows that are compared. A row at the context's end has no more of them: its positions count."""
+WIDEST = 512
+"""Of a window up to this, the long row is longer by `LONG`, so that it slides over it."""
 
 
 @contextlib.contextmanager
@@ -58,7 +60,9 @@ def require_agreement(model: Any, engine: LocalEngine, learner: Learner, policy:
         ModelLoadError: some differ by more, on average, than rounding explains.
     """
     generator = np.random.default_rng(0)
-    long = min(LONG, engine.max_context)
+    window = sliding_window(_base(model).config)
+    wanted = LONG if window is None or window.size > WIDEST else window.size + LONG
+    long = min(wanted, engine.max_context)
     ids = generator.integers(engine.vocabulary, size=long).astype(np.int32)
     other = generator.integers(engine.vocabulary, size=SHORT).astype(np.int32)
     alone = learner.logprobs(ids)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agl.errors import ModelLoadError
 from agl.trainer.local.config import Attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ATTENTION_KINDS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention", "global", "local"}
@@ -106,7 +109,7 @@ def exact_context(config: Any, name: str = "") -> Context:
             hint="add the longest context that the model was made for to config.json",
             path=name,
         )
-    borders = [*_rope_borders(config), *_windows(config)]
+    borders = [*_rope_borders(config), *_chunks(config)]
     tokens, why = min(borders, default=(positions, ""))
     return Context(tokens, positions, why) if tokens < positions else Context(positions, positions)
 
@@ -121,13 +124,44 @@ def _rope_borders(config: Any) -> Iterator[tuple[int, str]]:
             yield int(border), "in a longer conversation long rope would turn all earlier tokens by other angles"
 
 
-def _windows(config: Any) -> Iterator[tuple[int, str]]:
-    """Lengths beyond which a token no longer sees all that come before it."""
+def _chunks(config: Any) -> Iterator[tuple[int, str]]:
+    """Lengths beyond which a token sees only those of its own piece of the row."""
+    size = getattr(config, "attention_chunk_size", None)
+    if size and "chunked_attention" in _layer_kinds(config):
+        yield int(size), "its chunked attention ends there (attention_chunk_size)"
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window that slides over the conversation.
+
+    Attributes:
+        size: how many tokens a token sees, itself included. everywhere: in all layers; else in those of the kind
+            "sliding_attention".
+    """
+
+    size: int
+    everywhere: bool
+
+    def masks(self, seen: Tensor, distances: Tensor, hidden: float) -> Tensor | dict[str, Tensor]:
+        """What the model takes as its attention mask.
+
+        Args:
+            seen: additive, [B, 1, q, columns], without the window. distances: by how many positions a query is after a
+                key, of the same shape. hidden: what hides a key.
+        """
+        sliding = seen.masked_fill(distances >= self.size, hidden)
+        return sliding if self.everywhere else {"full_attention": seen, "sliding_attention": sliding}
+
+
+def sliding_window(config: Any) -> Window | None:
+    """The window of a model with this configuration, if it has one."""
+    config = config.get_text_config()
+    size = getattr(config, "sliding_window", None)
     kinds = {*_layer_kinds(config)}
-    for name, kind in (("sliding_window", "sliding_attention"), ("attention_chunk_size", "chunked_attention")):
-        size = getattr(config, name, None)
-        if size and (kind in kinds or (not kinds and name == "sliding_window")):
-            yield int(size), f"its {kind.replace('_', ' ')} ends there ({name})"
+    if not size or (kinds and "sliding_attention" not in kinds):
+        return None
+    return Window(int(size), everywhere=not kinds)
 
 
 def backbone(model: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from agl.mdp.types import IntArray
+from agl.trainer.local.architecture import sliding_window
 from agl.trainer.local.attention import attention
 from agl.trainer.local.engine.attention import GROUPED, agrees
 from agl.trainer.local.engine.graphs import Graphs
@@ -84,7 +85,9 @@ class SlotModel:
             self._attention = GROUPED
         self.shape = probe_shape(model, device, autocast)
         self._padded = device.type == "cuda" if padded is None else padded
-        steps = 6 if self._attention == GROUPED and not self._padded else 0
+        self._window = sliding_window(model.config)
+        # Caches that are joined have one mask each, for all layers.
+        steps = 6 if self._attention == GROUPED and not self._padded and self._window is None else 0
         self.longest = [*(SHORTEST * FACTOR**step for step in range(steps)), sys.maxsize]
         self.caches = [SlotCache(self.shape, max_slots) for _ in self.longest]
         self._hidden = torch.finfo(self.shape.dtype).min
@@ -161,7 +164,7 @@ class SlotModel:
         self._parts = [(cache, part) for cache, part in zip(self.caches, parts, strict=False) if part.stop > part.start]
         self._columns = [max(lengths[part]) for _, part in self._parts]
         shared = [0] * (len(prompts) - 1)
-        if self.device.type == "cpu" and self._attention == GROUPED and not self._padded:
+        if self.device.type == "cpu" and self._attention == GROUPED and not self._padded and self._window is None:
             every = zip(itertools.pairwise(policies), itertools.pairwise(prompts), strict=True)
             shared = [common_prefix(*neighbours) if a == b else 0 for (a, b), neighbours in every]
         least = -(-SAVED_BYTES * self.shape.layers // self.shape.bytes_per_token)
@@ -221,15 +224,20 @@ class SlotModel:
         mask = self._aim(cache, slots, window, positions)
         return self._run(tokens, positions.clamp(min=0), mask, cache, policies, keep)
 
-    def _aim(self, cache: SlotCache, slots: slice | Tensor, window: int, positions: Tensor) -> Tensor:
+    def _aim(self, cache: SlotCache, slots: slice | Tensor, window: int, positions: Tensor) -> Any:
         """Let the next pass write tokens at `positions` [n, q] of the rows in n slots; the mask with which it reads."""
         every = torch.arange(slots.start, slots.stop, device=self.device) if isinstance(slots, slice) else slots
         cache.aim(slots, window, cache.places(every, positions))
         # A padded query sees column 0, so that its softmax is finite; nobody reads its output.
-        return visible(positions.clamp(min=0), window, self._hidden, self.shape.dtype)
+        mask = visible(positions.clamp(min=0), window, self._hidden, self.shape.dtype)
+        if self._window is None:
+            return mask
+        columns = torch.arange(window, device=positions.device)
+        distances = positions[:, None, :, None].clamp(min=0) - columns
+        return self._window.masks(mask, distances, self._hidden)
 
     def _run(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor, cache: Cache, policies: Sequence[str], keep: int
+        self, tokens: Tensor, positions: Tensor, mask: Any, cache: Cache, policies: Sequence[str], keep: int
     ) -> Tensor:
         with contextlib.nullcontext() if self._adapters is None else self._adapters.mixed(policies):
             return self.model(

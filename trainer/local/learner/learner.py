@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from agl.errors import CheckpointError, ConfigError, NoTrainableDataError, TrainingError
 from agl.mdp.sequence import BoolArray, TrainingRow
 from agl.mdp.types import FloatArray, IntArray
+from agl.trainer.local.architecture import sliding_window
 from agl.trainer.local.attention import attention
 from agl.trainer.local.config import LearnerConfig
 from agl.trainer.local.grammar import Grammars
@@ -95,7 +96,11 @@ class Learner:
             activation_checkpointing=config.activation_checkpointing,
         )
         self._policy_without_autocast = LogProbModel(model, device, None)
-        self._trees = config.share_prefixes and agrees(self._policy.model, device, self.autocast)
+        self._window = sliding_window(self._policy.model.config)
+        # Trees know no windows, and are compared on texts that are shorter than most.
+        self._trees = (
+            config.share_prefixes and self._window is None and agrees(self._policy.model, device, self.autocast)
+        )
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary)
@@ -413,7 +418,16 @@ class Learner:
 
         def collated(bucket: list[int], trees: PrefixTrees | None = None, kept: Kept | None = None) -> MicroBatch:
             some, masks = [rows[i] for i in bucket], [wanted[i] for i in bucket]
-            return collate(some, masks, self._device, model.mask_dtype, trees=trees, kept=kept, grammars=self._grammars)
+            return collate(
+                some,
+                masks,
+                self._device,
+                model.mask_dtype,
+                trees=trees,
+                kept=kept,
+                grammars=self._grammars,
+                window=self._window,
+            )
 
         buckets = self._ranks.share(buckets_of, cost, self._max_tokens)
         if whole is None:

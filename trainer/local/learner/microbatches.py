@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from agl.mdp.sequence import BoolArray, TrainingRow
+from agl.trainer.local.architecture import Window
 from agl.trainer.local.grammar import Grammars
 from agl.trainer.local.learner.prefix_trees import NONE, PrefixTrees
 from agl.trainer.local.learner.tree_attention import Kept, tree_inputs
@@ -29,7 +30,7 @@ class MicroBatch:
         tokens_BT, positions_BT: int64.
         attention_mask: of trees, that of `tree_inputs`. Of padded rows int64 [B, T], 1 where there is a token, when
             every row is a chain; otherwise additive [B, 1, T, T] in the dtype computed in: 0 where the query (third
-            axis) sees the key.
+            axis) sees the key; of a model with a window, what `Window.masks` makes of it.
         trees: whether it is one of trees.
         n_tokens: tokens computed, without padding.
         sources_N: int64: index into the flattened [B * T] of the output that predicts each wanted token.
@@ -41,7 +42,7 @@ class MicroBatch:
 
     tokens_BT: Tensor
     positions_BT: Tensor
-    attention_mask: Tensor | BlockMask
+    attention_mask: Tensor | BlockMask | dict[str, Tensor]
     trees: bool
     n_tokens: int
     sources_N: Tensor
@@ -80,6 +81,7 @@ def collate(
     trees: PrefixTrees | None = None,
     kept: Kept | None = None,
     grammars: Grammars | None = None,
+    window: Window | None = None,
 ) -> MicroBatch:
     """The tensors of one forward pass.
 
@@ -89,7 +91,7 @@ def collate(
         device: where the tensors go.
         mask_dtype: dtype of an additive mask.
         trees: those of the rows, where they are written into them. kept: what their passes keep.
-        grammars: of the policy, for rows that were held to one.
+        grammars: of the policy, for rows that were held to one. window: of the model.
     """
     if trees is not None:
         tokens_BT, positions_BT, mask = tree_inputs(trees, device, kept)
@@ -101,6 +103,10 @@ def collate(
             padded[1, b, : len(row)] = row.positions
         tokens_BT, positions_BT = torch.from_numpy(padded).to(device)
         mask = _mask(rows, mask_dtype).to(device)
+        # Of chains, transformers makes the masks, with the window in them.
+        if window is not None and mask.dim() == 4:
+            distances = (positions_BT[:, :, None] - positions_BT[:, None, :])[:, None]
+            mask = window.masks(mask, distances, torch.finfo(mask_dtype).min)
         where = [b * tokens_BT.shape[1] + np.arange(len(row)) for b, row in enumerate(rows)]
         n_tokens = sum(len(row) for row in rows)
     places = tuple(np.flatnonzero(w) for w in wanted)
