@@ -1,7 +1,8 @@
 """The usual learning rates: what `learning_rate` is where nobody has chosen one, and the table in the documentation.
 
-They are for AdamW with batches of the usual size. The small ones were measured with SmolLM2-135M and with policies of
-half a million weights; the others are those of papers and of verl's examples.
+They are for AdamW with batches of the usual size. Measured were those for all weights where a policy samples: with
+SmolLM2-135M, and with policies of half a million weights. The largest are those of papers and of verl's examples; LoRA
+is given ten times as much, and imitation is not measured.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ class Rates:
     """The rates of models of one size.
 
     Attributes:
-        parameters: the sizes in words. below: the number of parameters that is too large for them.
+        parameters: the sizes in words.
+        below: the number of parameters that is too large for them.
         sampled: where a policy learns from what it samples: all weights, and a LoRA adapter.
         imitated: where it imitates, and every token pulls the same way: all weights, and a LoRA adapter.
     """
