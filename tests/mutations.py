@@ -1903,6 +1903,20 @@ MUTATIONS = (
         unit("stop_signals", "test_a_coroutine_is_cancelled_by_each_of_them_and_ends_whatever_else_comes"),
     ),
     Mutation(
+        "what user code forks does not end by SIGTERM",
+        "core/stop_signals.py",
+        "os.register_at_fork(after_in_child=_restore)\n",
+        "",
+        unit("stop_signals", "test_a_child_that_user_code_forks_ends_by_sigterm"),
+    ),
+    Mutation(
+        "programs of a worker do not heed SIGTERM",
+        "core/stop_signals.py",
+        "            _replace(number, lambda *_: None)\n",
+        "            signal.signal(number, signal.SIG_IGN)\n",
+        unit("stop_signals", "test_a_process_that_does_not_heed_them_executes_programs_that_do"),
+    ),
+    Mutation(
         "a second signal interrupts what is being saved",
         "trainer/http/aio.py",
         'if _unhurried[state["loop"]]:',

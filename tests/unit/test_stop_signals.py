@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 
@@ -122,3 +125,54 @@ def test_handlers_of_the_users_and_signals_that_are_ignored_stay() -> None:
         signal.signal(signal.SIGTERM, term)
         signal.signal(signal.SIGHUP, hup)
     assert got == [signal.SIGTERM]
+
+
+def status_after_sigterm(child: int) -> int | None:
+    """What a child's end says, once it was sent SIGTERM; None if that did not end it."""
+    os.kill(child, signal.SIGTERM)
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            return signal.SIGTERM
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def test_a_child_that_user_code_forks_ends_by_sigterm() -> None:
+    """As a pool of multiprocessing ends its own, and waits for that."""
+
+    def forks() -> int | None:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, b"x")
+            time.sleep(60)
+            os._exit(0)
+        os.read(read, 1)
+        return status_after_sigterm(child)
+
+    async def work() -> int | None:
+        return await asyncio.to_thread(forks)
+
+    assert aio.run_in_thread(work()) == signal.SIGTERM
+
+
+IGNORES = """
+import os, signal, subprocess, sys
+from agl.stop_signals import ignore_stop_signals
+
+ignore_stop_signals()
+os.kill(os.getpid(), signal.SIGTERM)
+program = subprocess.Popen([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"],
+                           stdout=subprocess.PIPE)
+program.stdout.readline()
+program.terminate()
+print(program.wait())
+"""
+
+
+def test_a_process_that_does_not_heed_them_executes_programs_that_do() -> None:
+    ran = subprocess.run([sys.executable, "-c", IGNORES], capture_output=True, text=True, timeout=120, check=True)
+    assert int(ran.stdout) == -signal.SIGTERM

@@ -32,7 +32,7 @@ from typing import Any
 
 from agl.agents.registry import switched_on
 from agl.errors import AglError
-from agl.stop_signals import ignore_stop_signals, restore_stop_signals
+from agl.stop_signals import ignore_stop_signals
 from agl.trainer.processes.environment import hide_process
 from agl.trainer.runners.process.payload import Payload, unpack
 from agl.trainer.runners.process.worker import read_journal, run_worker
@@ -155,7 +155,6 @@ def supervise(link: socket.socket | io.FileIO, work: Callable[[], int]) -> int:
     if pid == 0:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        restore_stop_signals()
         link.close()
         os.close(wake_read)
         os.close(wake_write)
