@@ -766,6 +766,13 @@ MUTATIONS = (
         ("tests/integration/test_architectures.py::test_a_family[LFM2]",),
     ),
     Mutation(
+        "a window that no row is longer than costs what one that slides does",
+        "trainer/local/architecture.py",
+        "    if not size or size >= context or (",
+        "    if not size or (",
+        unit("engine", "test_rows_of_different_length_do_not_change_each_other[mistral]"),
+    ),
+    Mutation(
         "a sliding window does not slide while answers are sampled",
         "trainer/local/engine/forward.py",
         "        if self._window is None:\n            return mask\n",

@@ -8,6 +8,7 @@ here, with the reason.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -154,12 +155,16 @@ class Window:
         return sliding if self.everywhere else {"full_attention": seen, "sliding_attention": sliding}
 
 
-def sliding_window(config: Any) -> Window | None:
-    """The window of a model with this configuration, if it has one."""
+def sliding_window(config: Any, context: int = sys.maxsize) -> Window | None:
+    """The window of a model with this configuration; None if it has none, or none that slides.
+
+    Args:
+        context: tokens of the longest row.
+    """
     config = config.get_text_config()
     size = getattr(config, "sliding_window", None)
     kinds = {*_layer_kinds(config)}
-    if not size or (kinds and "sliding_attention" not in kinds):
+    if not size or size >= context or (kinds and "sliding_attention" not in kinds):
         return None
     return Window(int(size), everywhere=not kinds)
 

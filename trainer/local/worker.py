@@ -168,6 +168,7 @@ class Worker:
             self._learning = ThreadPoolExecutor(1, initializer=_prepare_thread, initargs=(loaded.device,))
         model, device = loaded.model, loaded.device
         total = sum(map(n_weights, model.parameters()))
+        context = min(first.max_context or loaded.max_context, loaded.max_context)
         with refusing_unknown(model, first.model):
             for spec in specs:
                 use = functools.partial(adapters.use, spec.name) if adapters is not None else None
@@ -177,14 +178,14 @@ class Worker:
                     rate = usual_rate(total, lora=spec.lora is not None, imitates=imitates)
                     config = replace(config, learning_rate=rate)
                 self._policies[spec.name] = _Policy(
-                    Learner(model, config, device, use, loaded.tokenizer, ranks), names.get(spec.name)
+                    Learner(model, config, device, use, loaded.tokenizer, ranks, context), names.get(spec.name)
                 )
             learner = self._policies[first.name].learner
             self._engine: LocalEngine = LocalEngine(
                 self._served,
                 loaded.tokenizer,
                 device=device,
-                max_context=min(first.max_context or loaded.max_context, loaded.max_context),
+                max_context=context,
                 max_batch=first.max_batch,
                 # On CPU casting the weights at every step costs more than computing in half the width saves.
                 autocast=learner.autocast if device.type == "cuda" else None,

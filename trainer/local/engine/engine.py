@@ -126,8 +126,8 @@ class LocalEngine:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._text = TokenText(tokenizer)
         self._adapters = adapters
-        self._slots = SlotModel(base, device, autocast, max_batch, adapters)
         self.max_context = min(max_context, exact_context(base.config).tokens)
+        self._slots = SlotModel(base, device, autocast, max_batch, adapters, context=self.max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
         self._grammars = Grammars(tokenizer, self.vocabulary)
         available = max(0, _memory(device) - training_bytes(base, *([] if trained is None else [trained])))

@@ -55,9 +55,10 @@ class SlotModel:
         autocast: dtype to compute in, if not the weights' own.
         max_slots: how many rows there can be.
         adapters: of the policies on the model, when it has any.
-        like: slots of the same model, whose attention is copied.
+        like: slots of the same model, whose attention and window are copied.
         padded: decode in few shapes that come again, so that a GPU can replay what it recorded, all rows in one cache;
             None: on a GPU.
+        context: tokens of the longest row.
 
     Attributes:
         caches: for rows of up to `longest` tokens each, the shortest first.
@@ -72,6 +73,7 @@ class SlotModel:
         adapters: Adapters | None = None,
         like: SlotModel | None = None,
         padded: bool | None = None,
+        context: int = sys.maxsize,
     ) -> None:
         self.model = model
         self._adapters = adapters
@@ -85,7 +87,7 @@ class SlotModel:
             self._attention = GROUPED
         self.shape = probe_shape(model, device, autocast)
         self._padded = device.type == "cuda" if padded is None else padded
-        self._window = sliding_window(model.config)
+        self._window = like._window if like else sliding_window(model.config, context)
         # Caches that are joined have one mask each, for all layers.
         steps = 6 if self._attention == GROUPED and not self._padded and self._window is None else 0
         self.longest = [*(SHORTEST * FACTOR**step for step in range(steps)), sys.maxsize]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -62,6 +63,7 @@ class Learner:
         use: switches the model to this policy before each use, where it holds the adapters of several.
         tokenizer: for rows that were held to a grammar.
         ranks: the processes that share each update; each has a learner like this one, and calls it with the same.
+        context: tokens of the longest row.
 
     Attributes:
         autocast: dtype that updates compute in, if not the weights' own.
@@ -78,6 +80,7 @@ class Learner:
         use: Callable[[], None] | None = None,
         tokenizer: Any = None,
         ranks: Ranks | None = None,
+        context: int = sys.maxsize,
     ) -> None:
         self.config = config
         self._ranks = ranks or Ranks()
@@ -96,7 +99,7 @@ class Learner:
             activation_checkpointing=config.activation_checkpointing,
         )
         self._policy_without_autocast = LogProbModel(model, device, None)
-        self._window = sliding_window(self._policy.model.config)
+        self._window = sliding_window(self._policy.model.config, context)
         # Trees know no windows, and are compared on texts that are shorter than most.
         self._trees = (
             config.share_prefixes and self._window is None and agrees(self._policy.model, device, self.autocast)
