@@ -1938,14 +1938,14 @@ MUTATIONS = (
 """,
         """    kept.unrecorded = entry
 """,
-        ("tests/integration/test_stop_signals.py::test_a_run_that_is_stopped_anywhere_equals_one_never_stopped",),
+        ("tests/integration/test_stopped_runs.py::test_a_run_that_is_stopped_anywhere_equals_one_never_stopped",),
     ),
     Mutation(
         "a run that fails saves nothing",
         "trainer/algorithms/loop.py",
         "if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):",
         "if False:",
-        ("tests/integration/test_stop_signals.py::test_a_run_that_fails_saves_the_steps_before",),
+        ("tests/integration/test_stopped_runs.py::test_a_run_that_fails_saves_the_steps_before",),
     ),
     Mutation(
         "every model has the rate of the largest",
