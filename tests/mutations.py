@@ -1964,9 +1964,16 @@ MUTATIONS = (
     Mutation(
         "a held-out reward has to leave both intervals to have fallen",
         "trainer/report/alerts.py",
-        "> math.hypot(lower_half, upper_half)",
-        "> lower_half + upper_half",
+        "> wider * math.hypot(lower_half, upper_half)",
+        "> wider * (lower_half + upper_half)",
         unit("alerts", "test_what_looks_wrong"),
+    ),
+    Mutation(
+        "many validations are as many chances of a false alarm",
+        "trainer/report/alerts.py",
+        "    pairs = validations * (validations - 1) / 2\n",
+        "    pairs = 1\n",
+        unit("alerts", "test_a_policy_that_does_not_change_has_seldom_lost_held_out_reward"),
     ),
     # -- what is saved is what was trained: embeddings under adapters -------------------------------------------------
     Mutation(

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from running import say
 from tiny_run import TRAIN
@@ -17,6 +18,7 @@ from tiny_run import TRAIN
 import agl
 from agl.errors import ConfigError
 from agl.trainer.report.alerts import Alert, Watch
+from agl.trainer.report.statistics import reward_interval
 
 
 def alerts_of(history: list[dict[str, Any]]) -> list[tuple[str, str, int, int]]:
@@ -43,7 +45,7 @@ def steps(name: str, values: list[float | None], **same: float) -> list[dict[str
         (steps("train/policy_faults/length", [20, 0, 20], **{"train/rollouts": 64}),
          [("faults", "", 1, 1), ("faults", "", 3, 3)]),
         ([{"step": s, "val/reward": v, "val/reward_low": v - 0.1, "val/reward_high": v + 0.1}
-          for s, v in ((0, 0.2), (10, 0.6), (20, 0.45), (30, 0.3), (40, 0.55))], [("held-out", "", 20, 30)]),
+          for s, v in ((0, 0.2), (10, 0.6), (20, 0.45), (30, 0.3), (40, 0.55))], [("held-out", "", 30, 30)]),
         # The intervals of 32 tasks overlap, and yet the difference is more than chance.
         ([{"step": 0, "val/reward": 0.65, "val/reward_low": 0.48, "val/reward_high": 0.79},
           {"step": 5, "val/reward": 0.40, "val/reward_low": 0.25, "val/reward_high": 0.56}], [("held-out", "", 5, 5)]),
@@ -54,6 +56,28 @@ def steps(name: str, values: list[float | None], **same: float) -> list[dict[str
 )  # fmt: skip
 def test_what_looks_wrong(history: list[dict[str, Any]], wanted: list[tuple[str, str, int, int]]) -> None:
     assert alerts_of(history) == wanted
+
+
+@pytest.mark.parametrize(("tasks", "worth"), [(5, 1), (20, 1), (50, 1), (20, 2)])
+def test_a_policy_that_does_not_change_has_seldom_lost_held_out_reward(tasks: int, worth: int) -> None:
+    draws = np.random.default_rng(0)
+    alarmed = 0
+    for _ in range(100):
+        history = []
+        for step in range(20):
+            rewards = (draws.random(tasks) < 0.5) * worth
+            low, high = reward_interval([[float(reward)] for reward in rewards])
+            history.append({"step": step, "val/reward": rewards.mean(), "val/reward_low": low, "val/reward_high": high})
+        alarmed += bool(alerts_of(history))
+    assert alarmed <= 15
+
+
+def test_rewards_without_a_spread_say_nothing_of_chance() -> None:
+    history = [
+        {"step": step, "val/reward": reward, "val/reward_low": reward, "val/reward_high": reward}
+        for step, reward in enumerate((2.0, 1.9))
+    ]
+    assert alerts_of(history) == []
 
 
 def test_alerts_are_the_spans_of_steps_in_which_the_rule_holds() -> None:
