@@ -1924,6 +1924,20 @@ MUTATIONS = (
         unit("stop_signals", "test_a_process_that_does_not_heed_them_executes_programs_that_do"),
     ),
     Mutation(
+        "a handler of the user's leaves a run behind",
+        "trainer/http/aio.py",
+        "            except BaseException as raised:  # by a handler of the user's\n",
+        "            except KeyboardInterrupt as raised:  # by a handler of the user's\n",
+        unit("stop_signals", "test_a_handler_of_the_users_that_exits_does_so_when_all_has_ended"),
+    ),
+    Mutation(
+        "a run on the user's own loop does not heed SIGTERM",
+        "trainer/run/trainer.py",
+        "                loop.call_soon_threadsafe(task.cancel)\n",
+        "                pass\n",
+        unit("stop_signals", "test_a_run_on_the_users_own_loop_ends_too"),
+    ),
+    Mutation(
         "a second signal interrupts what is being saved",
         "trainer/http/aio.py",
         'if _unhurried[state["loop"]]:',

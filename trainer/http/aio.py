@@ -81,10 +81,12 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
     Raises:
         KeyboardInterrupt: one of these signals has come, which it names. The coroutine has ended, and its cause is the
             error that it ended with instead of its cancellation.
+        BaseException: what a handler of the user's raised, such as SystemExit; the same holds then.
     """
     state: dict[str, Any] = {}
     ready, done = threading.Event(), threading.Event()
     received: list[signal.Signals] = []
+    of_the_users: BaseException | None = None
 
     async def body() -> None:
         state["loop"], state["task"] = asyncio.get_running_loop(), asyncio.current_task()
@@ -128,15 +130,17 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
         while not done.is_set() and not received:
             try:
                 done.wait(0.2)
-            except KeyboardInterrupt:  # by a handler of the user's
+            except BaseException as raised:  # by a handler of the user's
+                of_the_users = raised
                 stop()
         deadline = time.monotonic() + STOP_SECONDS
         while not done.is_set() and is_awaited():
-            done.wait(0.2)
+            with contextlib.suppress(BaseException):  # by the same handler
+                done.wait(0.2)
     error = state.get("error")
     if received:
         cause = error if isinstance(error, Exception) else None
-        raise KeyboardInterrupt(received[0].name) from cause
+        raise of_the_users or KeyboardInterrupt(received[0].name) from cause
     if error is not None:
         raise error
     return state["result"]

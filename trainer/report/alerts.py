@@ -14,7 +14,7 @@ from agl.trainer.report.statistics import CONFIDENCE
 Entry = Mapping[str, Any]
 
 ALPHA = 0.05
-"""The level at which a held-out reward has fallen, for all validations of a run together. The intervals of few tasks are
+"""The level at which a held-out reward has fallen, for all validations of a run together. Intervals of few tasks are
 approximate: of 100 simulated runs of 20 validations, in which nothing changed, up to 14 are said to have fallen."""
 ENTROPY_SHARE = 0.1
 """Of the entropy of the first step, below which a policy hardly tries anything else."""
@@ -120,7 +120,7 @@ class Watch:
 
 
 def _fell(best: Entry, now: Entry, validations: int) -> bool:
-    """Whether a held-out reward is below the best one by more than chance explains, at 5 % for all validations of a run.
+    """Whether a held-out reward is below the best one by more than chance explains, at `ALPHA` for all of them.
 
     The best of many is a lucky one, and each that follows is another chance to be unlucky; so the level is divided by
     the number of pairs (Bonferroni). Where all tasks were worth the same, nothing is known of the spread.

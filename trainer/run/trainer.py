@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from agl.mdp.selection import DEFAULT_POLICY
 from agl.options import reject_unknown, require_types
 from agl.rewards.air import rule_set
 from agl.rewards.trace import Trace
+from agl.stop_signals import stop_signals_to
 from agl.texts import printable
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.local.prepared import require_local_model
@@ -245,7 +247,7 @@ class Trainer:
         serve: Serve | None = None,
         progress: Progress | None = None,
     ) -> Result:
-        """As `fit`, on the caller's event loop; cancelling it ends the run cleanly.
+        """As `fit`, on the caller's event loop; cancelling it ends the run cleanly, and so do SIGTERM and SIGHUP.
 
         Args:
             run_id: of the run; None = a new one. serve: makes the gateway reachable; None: a server for this run.
@@ -253,14 +255,30 @@ class Trainer:
         """
         train, val = _as_tasks(train_dataset, val_dataset)
         launch = self._prepare(agent, train, val, resume=resume, run_id=run_id, progress=progress)
-        with switched_on(launch.tracers), launch.lock or nullcontext():
-            return await self._run(launch, train, val, serve=serve)
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None
+        received: list[signal.Signals] = []
+
+        def stop(number: signal.Signals) -> None:
+            received.append(number)
+            if len(received) == 1:
+                loop.call_soon_threadsafe(task.cancel)
+
+        # Ctrl-C is the event loop's own.
+        with stop_signals_to(stop), switched_on(launch.tracers), launch.lock or nullcontext():
+            try:
+                return await self._run(launch, train, val, serve=serve)
+            except asyncio.CancelledError:
+                if received:
+                    raise KeyboardInterrupt(received[0].name) from None
+                raise
 
     def _drive(self, launch: _Launch, train: Any, val: Any, *, dev_tasks: int | None = None) -> Result:
         with switched_on(launch.tracers), launch.lock or nullcontext():
             try:
                 return run_in_thread(self._run(launch, train, val, dev_tasks=dev_tasks))
-            except KeyboardInterrupt as stopped:
+            except (KeyboardInterrupt, SystemExit) as stopped:
                 launch.progress.stop()
                 if stopped.__cause__ is not None:
                     launch.progress.note(f"while it was stopped: {stopped.__cause__}")
