@@ -773,6 +773,27 @@ MUTATIONS = (
         unit("engine", "test_rows_of_different_length_do_not_change_each_other[mistral]"),
     ),
     Mutation(
+        "a GGUF file's rope factor without a kind is dropped",
+        "trainer/local/gguf_config.py",
+        '("linear" if has_factor else "none")',
+        '"none"',
+        ("tests/integration/test_gguf.py::test_a_factor_without_a_kind_is_linear",),
+    ),
+    Mutation(
+        "Gemma's attention from GGUF is scaled by transformers' default",
+        "trainer/local/gguf_config.py",
+        "        config.query_pre_attn_scalar = heads if of_all_heads else _head_size(config)\n",
+        "        pass\n",
+        ("tests/integration/test_gguf.py::test_it_is_its_source_at_every_position[Gemma 2]",),
+    ),
+    Mutation(
+        "half a surrogate pair in arguments reaches clients",
+        "trainer/rendering/toolparsers.py",
+        'text.encode(errors="replace").decode()',
+        "text",
+        unit("call_arguments"),
+    ),
+    Mutation(
         "a sliding window does not slide while answers are sampled",
         "trainer/local/engine/forward.py",
         "        if self._window is None:\n            return mask\n",

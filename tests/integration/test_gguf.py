@@ -25,7 +25,9 @@ WRITTEN = (
 
 OTHERWISE: dict[str, dict[str, Any]] = {
     # Which of its layers slide is not in a file: five of six.
-    "Gemma 3": {"layer_types": None, "num_hidden_layers": 6},
+    "Gemma 3": {"layer_types": None, "num_hidden_layers": 6, "query_pre_attn_scalar": 8},
+    # Not in a file either: the size of a head, but for models of 46 and 62 layers.
+    "Gemma 2": {"query_pre_attn_scalar": 8},
     # transformers does not read from a file by what angles it turns, and takes the default.
     "StarCoder 2": {"rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}},
 }
@@ -41,6 +43,18 @@ def test_it_is_its_source_at_every_position(name: str, tmp_path: Path) -> None:
         expected = source(input_ids=ids).logits.log_softmax(-1)
         actual = found(input_ids=ids).logits.log_softmax(-1)
     torch.testing.assert_close(actual, expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize(("family", "layers"), [("Gemma 2", 46), ("Gemma 3", 62)])
+def test_the_largest_gemmas_scale_attention_by_all_heads(family: str, layers: int, tmp_path: Path) -> None:
+    changes = {"layer_types": None, "num_hidden_layers": layers, "head_dim": 16, "query_pre_attn_scalar": 8}
+    found = gguf_model(write_gguf(tmp_path / "model.gguf", make_model(family, **changes)))
+    assert (found.config.head_dim, found.config.query_pre_attn_scalar) == (16, 8)
+
+
+def test_a_factor_without_a_kind_is_linear(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", make_model("Llama, linear rope"), {"rope.scaling.type": None})
+    assert gguf_model(file).config.rope_parameters["rope_type"] == "linear"
 
 
 @pytest.mark.parametrize(

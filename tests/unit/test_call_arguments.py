@@ -28,6 +28,7 @@ EXPECTED: dict[str, Any] = {
     "infinities": [None, None],
     "a number beyond a float's range": None,
     "inside": {"a": [{"b": None, "c": None}], "d": "NaN"},
+    "half a surrogate pair": "?",
 }
 
 

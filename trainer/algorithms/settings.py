@@ -41,7 +41,8 @@ class CommonSettings:
         model: Hugging Face directory or hub id of the model to train, or a GGUF file.
         steps: updates of the policy; give this or `epochs`.
         epochs: passes over the training data, instead of `steps`. Each pass has each task or recorded rollout once;
-            the last step of the run may have fewer of them than `batch_size`.
+            the last step of the run may have fewer of them than `batch_size`. With `task_sampling="learnability"`,
+            it is the number of steps alone: that draws tasks unevenly.
         learning_rate: peak learning rate of AdamW; None = the usual one for the model's size, for LoRA or all weights,
             and for what is learned (`agl.trainer.local.rates`), which the run prints.
         loss_agg: mean of the loss: "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", or

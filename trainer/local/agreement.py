@@ -39,7 +39,9 @@ def refusing_unknown(model: Any, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
         raise ModelLoadError(
             f"{_class_name(model)} does not compute what the engine and the learner need: "
             f"{type(error).__name__}: {error}",

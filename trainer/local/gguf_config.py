@@ -48,6 +48,8 @@ ROPE_FREQS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weig
 LLAMA3_BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Of every model with this scaling."""
 
+_SCALED_BY_ALL_HEADS = {("gemma2", 46), ("gemma3_text", 62)}
+"""Models (type, layers) whose attention is scaled by their hidden size over their heads, not by the size of a head."""
 Value = Callable[[str], Any]
 """The value of a key of the file's architecture, by its name without that; None if the file does not have it."""
 
@@ -82,6 +84,11 @@ def honour(reader: GGUFReader, config: Any, file: Path) -> None:
         unknown.append(f"{architecture}.attention.value_length")
     if unknown:
         raise _not_understood(f"it has {', '.join(unknown[:6])}{' ...' if len(unknown) > 6 else ''}", file)
+    if hasattr(config, "query_pre_attn_scalar"):
+        # It is in no key: llama.cpp has it by the number of layers, which are the 27B models'.
+        of_all_heads = (config.model_type, config.num_hidden_layers) in _SCALED_BY_ALL_HEADS
+        heads = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = heads if of_all_heads else _head_size(config)
     _set_rope(reader, config, value, file)
 
 
@@ -127,7 +134,9 @@ def _set_rope(reader: GGUFReader, config: Any, value: Value, file: Path) -> None
     """Set the configuration's rotary embedding."""
     base = value("rope.freq_base")
     factors = {tensor.name: np.asarray(tensor.data, np.float64) for tensor in reader.tensors if "rope" in tensor.name}
-    kind = value("rope.scaling.type") or ("linear" if value("rope.scale_linear") else "none")
+    # llama.cpp's kind for a factor without one.
+    has_factor = value("rope.scale_linear") is not None or value("rope.scaling.factor") is not None
+    kind = value("rope.scaling.type") or ("linear" if has_factor else "none")
     if (parameters := getattr(config, "rope_parameters", None)) is None:
         if base is not None or factors or kind != "none":
             raise _not_understood(f"a {config.model_type} model has no rotary embedding, and the file has", file)

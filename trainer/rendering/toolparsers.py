@@ -95,7 +95,7 @@ def tool_call(name: str, arguments: dict[str, Any], raw: str, call_id: str | Non
     """A call with these arguments; malformed if they are nested too deep.
 
     A model may write what Python's JSON has, and others' has not: NaN and numbers beyond a float's range become null,
-    half a surrogate pair stays an escape.
+    half a surrogate pair becomes a question mark, as in names: clients that read arguments could not send it back.
 
     Args:
         name: of the tool. arguments: as Python read them. raw: text of the call. call_id: that the model sampled.
@@ -107,11 +107,7 @@ def tool_call(name: str, arguments: dict[str, Any], raw: str, call_id: str | Non
     except ValueError:
         finite = json.loads(json.dumps(arguments), parse_constant=lambda _: None)
         text = json.dumps(finite, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(json.loads(text))
-    return ToolCall(name, text, call_id)
+    return ToolCall(name, text.encode(errors="replace").decode(), call_id)
 
 
 def _depth_exceeds(value: Any, most: int) -> bool:
