@@ -1947,8 +1947,8 @@ MUTATIONS = (
     Mutation(
         "a handler of the user's leaves a run behind",
         "trainer/http/aio.py",
-        "            except BaseException as raised:  # by a handler of the user's\n",
-        "            except KeyboardInterrupt as raised:  # by a handler of the user's\n",
+        "        except BaseException as raised:  # by a handler of the user's\n",
+        "        except KeyboardInterrupt as raised:  # by a handler of the user's\n",
         unit("stop_signals", "test_a_handler_of_the_users_that_exits_does_so_when_all_has_ended"),
     ),
     Mutation(

@@ -86,6 +86,7 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
     state: dict[str, Any] = {}
     ready, done = threading.Event(), threading.Event()
     received: list[signal.Signals] = []
+    uncancelled = threading.Lock()
     of_the_users: BaseException | None = None
 
     async def body() -> None:
@@ -109,7 +110,8 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
             cancel()
 
     def cancel() -> None:
-        if "task" in state:
+        # Once: a second cancellation would end what the coroutine does to end.
+        if "task" in state and uncancelled.acquire(blocking=False):
             with contextlib.suppress(RuntimeError):  # its loop has just ended
                 state["loop"].call_soon_threadsafe(state["task"].cancel)
 
@@ -122,19 +124,21 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
         return time.monotonic() < deadline and not impatient
 
     with stop_signals_to(stop):
-        start_thread(thread, "agl-control")
-        ready.wait()
+        try:
+            start_thread(thread, "agl-control")
+            ready.wait()
+            # Not Thread.join: after an interrupted join, CPython 3.11 regards the thread as ended (bpo-45274).
+            while not done.is_set() and not received:
+                done.wait(0.2)
+        except BaseException as raised:  # by a handler of the user's
+            of_the_users = raised
+            stop()
+        with contextlib.suppress(BaseException):  # by the same handler
+            ready.wait(STOP_SECONDS)
         if received:
             cancel()
-        # Not Thread.join: after an interrupted join, CPython 3.11 regards the thread as ended (bpo-45274).
-        while not done.is_set() and not received:
-            try:
-                done.wait(0.2)
-            except BaseException as raised:  # by a handler of the user's
-                of_the_users = raised
-                stop()
         deadline = time.monotonic() + STOP_SECONDS
-        while not done.is_set() and is_awaited():
+        while ready.is_set() and not done.is_set() and is_awaited():
             with contextlib.suppress(BaseException):  # by the same handler
                 done.wait(0.2)
     error = state.get("error")
