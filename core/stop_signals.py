@@ -20,8 +20,6 @@ from typing import Any
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _UNCLAIMED = (signal.SIG_DFL, signal.default_int_handler)
 """The handlers of a signal that neither the user's program nor whoever started it (`nohup`, a shell's `&`) has set."""
-
-
 _replaced: dict[signal.Signals, Any] = {}
 """Signal -> the handler that ours stands for."""
 
@@ -44,7 +42,8 @@ def stop_signals_to(stop: Callable[[signal.Signals], object]) -> Iterator[None]:
 
 def stop_event() -> asyncio.Event:
     """An event that one of these signals sets, unless it is ignored; for a server on the main thread's event loop."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop.set)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from architectures import FAMILIES, VOCABULARY, write_model
+from architectures import FAMILIES, write_model
 from rich.console import Console
+from tiny_engine import VOCABULARY
 from transformers import AutoModelForCausalLM
 
 from agl.errors import ModelLoadError

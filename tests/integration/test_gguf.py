@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from architectures import VOCABULARY, make_model
+from architectures import make_model
 from gguf_files import write_gguf
+from tiny_engine import VOCABULARY
 
 from agl.errors import ModelLoadError
 from agl.trainer.local.architecture import exact_context

@@ -7,23 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_engine import VOCABULARY, tiny_tokenizer
+from tiny_engine import SIZES as TINY
+from tiny_engine import tiny_tokenizer
 
 CONTEXT = 1024
 """Positions of every model here."""
 SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    # Each family attends as it does by default.
+    **{name: value for name, value in TINY.items() if name != "attn_implementation"},
     "head_dim": 8,
     "max_position_embeddings": CONTEXT,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-    "initializer_range": 0.3,
 }
 SLIDING_FIRST = ["sliding_attention", "full_attention"]
 OLD_NAMES: dict[str, Any] = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "n_ctx": CONTEXT}
