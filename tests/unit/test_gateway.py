@@ -181,7 +181,7 @@ async def test_a_malformed_tool_call_stays_text():
 
 
 @in_loop
-async def test_half_a_surrogate_pair_in_a_tool_call_reaches_the_client_as_an_escape():
+async def test_half_a_surrogate_pair_in_a_tool_call_reaches_the_client_as_a_question_mark():
     async with serving(
         ['<tool_call>\n{"name": "calculator", "arguments": {"expression": "\\ud800"}}\n</tool_call>']
     ) as rig:
@@ -191,7 +191,7 @@ async def test_half_a_surrogate_pair_in_a_tool_call_reaches_the_client_as_an_esc
                  {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "?"}]  # fmt: skip
         await attempt.chat(again, tools=TOOLS)
         calls = await attempt.close()
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"expression": "\ud800"}
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"expression": "?"}
     assert calls[1].parent_id == calls[0].id
 
 
