@@ -842,6 +842,48 @@ MUTATIONS = (
         "    if False:\n",
         ("tests/integration/test_gguf.py::test_what_is_not_understood_is_refused",),
     ),
+    Mutation(
+        "a GGUF file's scale of attention is passed over",
+        "trainer/local/gguf_config.py",
+        '    if gain != 1.0 and kind != "yarn":\n',
+        "    if False:\n",
+        ("tests/integration/test_gguf.py::test_what_is_not_understood_is_refused",),
+    ),
+    Mutation(
+        "keys of two sizes are found out after the model is loaded",
+        "trainer/local/architecture.py",
+        "    if sliding and full and sliding != full:\n",
+        "    if False:\n",
+        ("tests/integration/test_architectures.py::test_a_family[Gemma 4]",),
+    ),
+    Mutation(
+        "ALiBi is found out after the model is loaded",
+        "trainer/local/architecture.py",
+        '    if getattr(config, "alibi", False):\n',
+        "    if False:\n",
+        ("tests/integration/test_architectures.py::test_a_family[Falcon, ALiBi]",),
+    ),
+    Mutation(
+        "a template that takes parts alone loses every text",
+        "trainer/rendering/chat_template.py",
+        "        if self._takes_parts:\n",
+        "        if False:\n",
+        unit("rendering", "test_a_template_that_takes_parts_alone_shows_every_text"),
+    ),
+    Mutation(
+        "a template that shows no text is taken",
+        "trainer/rendering/chat_template.py",
+        "        if refused:\n            return False\n        raise ModelLoadError(\n",
+        "        if True:\n            return False\n        raise ModelLoadError(\n",
+        unit("rendering", "test_a_template_that_shows_no_text_of_a_user_is_refused"),
+    ),
+    Mutation(
+        "a stop saves spreads of a step that was not trained",
+        "trainer/algorithms/loop.py",
+        '                beyond["spreads"] = sorted(kept.spreads.items())\n',
+        '                beyond["spreads"] = sorted((source.batches.spreads or {}).items())\n',
+        ("tests/integration/test_stopped_runs.py::test_tasks_drawn_by_their_spread_are_the_same_after_a_stop",),
+    ),
     # -- gateway ------------------------------------------------------------------------------------------------------
     Mutation(
         "wrong version of the policy recorded",

@@ -51,6 +51,8 @@ REFUSED = {
     "MPT": "takes no positions",
     "DeepSeek V2": "keys of 16 numbers and values of 8",
     "DeepSeek V3": "keys of 16 numbers and values of 8",
+    "Gemma 4": "keys of 8 and of 16 numbers",
+    "Falcon, ALiBi": "ALiBi",
 }
 CONTEXTS = {"Phi-3, long rope": 256, "Llama 4": 64}
 """Tokens, where they are fewer than the model's 1,024 positions."""

@@ -68,6 +68,8 @@ def test_a_factor_without_a_kind_is_linear(tmp_path: Path) -> None:
         ({"attention.sliding_window": 64}, {}, "llama.attention.sliding_window"),
         ({"logit_scale": 0.5}, {}, "llama.logit_scale"),
         ({"attention.value_length": 4}, {}, "llama.attention.value_length"),
+        ({"rope.scaling.attn_factor": 1.5}, {}, "scales attention by 1.5 with rope scaling of the kind none"),
+        ({}, {"rope_factors_long.weight": [1.0] * 4}, "of rope_factors_long.weight and rope_factors_short.weight"),
         ({}, {"rope_freqs.weight": [1.0, 3.0, 2.0, 5.0]}, "not Llama 3.1's scaling"),
         ({}, {"blk.0.attn_q.bias": np.zeros(32)}, "no place for its tensors blk.0.attn_q.bias"),
         ({}, {"blk.1.ffn_gate_inp.weight": np.zeros((4, 32))}, "blk.1.ffn_gate_inp.weight"),

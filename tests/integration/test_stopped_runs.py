@@ -3,6 +3,7 @@ resumes equals one that was never stopped. Shown with `timeout -s TERM`, which s
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -121,6 +122,41 @@ def test_a_run_that_is_stopped_anywhere_equals_one_never_stopped(
     assert resumed.policy is not None
     expected, got = (load_file(result.policy / "model.safetensors") for result in (whole, resumed) if result.policy)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+class StopsBeforeUpdate(agl.GRPO):
+    """Is stopped once between sampling the third step and its update."""
+
+    async def rows(self, training: Any, worth: Any, step: int) -> Any:
+        mark = training.run.directory / "stopped"
+        if step == 2 and training.run.directory.name == "stopped" and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(SECONDS)
+        return await agl.GRPO.rows(self, training, worth, step)
+
+
+def test_tasks_drawn_by_their_spread_are_the_same_after_a_stop(untrained_model: Path, tmp_path: Path) -> None:
+    @agl.rollout
+    def agent(task: str, llm: agl.LLM) -> float:
+        return len(say(llm, task)) % 5 / 4
+
+    def fit(directory: Path, *, resume: bool = False) -> agl.Result:
+        algorithm = StopsBeforeUpdate(model=str(untrained_model), steps=5, task_sampling="learnability", **SMALL)
+        trainer = agl.Trainer(algorithm, n_workers=1, directory=directory)
+        return trainer.fit(agent, [f"task {i}" for i in range(8)], resume=resume)
+
+    def steps(directory: Path) -> list[Any]:
+        with sqlite3.connect(directory / "run.db") as database:
+            statement = "SELECT DISTINCT step, task FROM rollouts WHERE status = 'succeeded' ORDER BY step, task"
+            return database.execute(statement).fetchall()
+
+    whole = fit(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        fit(tmp_path / "stopped")
+    resumed = fit(tmp_path / "stopped", resume=True)
+    assert same_every_time(resumed.history) == same_every_time(whole.history)
+    assert steps(tmp_path / "stopped") == steps(tmp_path / "whole")
 
 
 def test_a_run_that_fails_saves_the_steps_before(untrained_model: Path, tmp_path: Path) -> None:

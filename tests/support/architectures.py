@@ -39,7 +39,6 @@ class Family:
     Attributes:
         config: transformers' class of its configuration. changes: of `SIZES`; `...` for what the class does not have.
         examples: models that people know.
-        examples: models that people know.
     """
 
     config: str
@@ -89,6 +88,14 @@ FAMILIES = {
     "Gemma": Family("GemmaConfig", {"num_key_value_heads": 1}, "gemma-2b-it"),
     "Gemma 2": Family("Gemma2Config", {"sliding_window": 64, "layer_types": SLIDING_FIRST}, "gemma-2-2b-it"),
     "Gemma 3": Family("Gemma3TextConfig", {"sliding_window": 64, "layer_types": SLIDING_FIRST}, "gemma-3-1b-it"),
+    "Gemma 3n": Family(
+        "Gemma3nTextConfig",
+        {"num_hidden_layers": 4, "intermediate_size": [64] * 4, "num_kv_shared_layers": 2, "laurel_rank": 4,
+         "hidden_size_per_layer_input": 8, "activation_sparsity_pattern": [0.0] * 4, "sliding_window": 64,
+         "layer_types": SLIDING_FIRST * 2},
+        "gemma-3n-E2B-it",
+    ),
+    "Gemma 4": Family("Gemma4TextConfig", {"global_head_dim": 16, "layer_types": SLIDING_FIRST}, "gemma-4-E4B-it"),
     "Phi-2": Family("PhiConfig", {"num_key_value_heads": 4}, "phi-2"),
     "Phi-3": Family("Phi3Config", {}, "Phi-3-mini-4k-instruct, phi-4"),
     "Phi-3, long rope": Family("Phi3Config", LONG_ROPE, "Phi-3-mini-128k, Phi-3.5-mini, Phi-4-mini"),
@@ -118,6 +125,9 @@ FAMILIES = {
         "FalconConfig",
         {"head_dim": ..., "new_decoder_architecture": True, "num_kv_heads": 2, "alibi": False},
         "falcon-7b-instruct",
+    ),
+    "Falcon, ALiBi": Family(
+        "FalconConfig", {"head_dim": ..., "num_key_value_heads": ..., "alibi": True}, "falcon-rw-1b"
     ),
     "Nemotron": Family("NemotronConfig", {}, "Nemotron-Mini-4B-Instruct"),
     "EXAONE 4": Family("Exaone4Config", {"sliding_window": 64, "layer_types": SLIDING_FIRST}, "EXAONE-4.0-1.2B"),

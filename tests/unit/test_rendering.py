@@ -408,6 +408,37 @@ def test_contents_come_as_parts_or_none_and_developer_is_system():
         model.prompt([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
 
 
+PARTS_ALONE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content[0].type == 'image' %}<image>{% endif %}"
+    "{% for part in m.content if part.type == 'text' %}{{ part.text }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As templates of models that see images are: of a content that is a text they show nothing."""
+
+
+def test_a_template_that_takes_parts_alone_shows_every_text():
+    by_parts = Rendering(tiny_tokenizer(CHATML, "<|im_end|>", PARTS_ALONE))
+    plain = PARTS_ALONE.replace("for part in m.content if part.type == 'text'", "for part in [{'text': m.content}]")
+    by_text = Rendering(tiny_tokenizer(CHATML, "<|im_end|>", plain))
+    history = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one?"}]
+    answer = {"role": "assistant", "content": "1"}
+    for model in (by_parts, by_text):
+        prompt = model.prompt(history)
+        assert model.decode(prompt.ids).count("one?") == 1
+        assert np.array_equal(prompt.ids, by_text.prompt(history).ids)
+        response = model.response(prompt.ids, history, answer)
+        more = model.extend(prompt.ids, response, [{"role": "user", "content": "two?"}], history_has_system=True)
+        assert not isinstance(more, str), more
+        whole = model.prompt([*history, answer, {"role": "user", "content": "two?"}])
+        assert np.array_equal(more, whole.ids)
+
+
+def test_a_template_that_shows_no_text_of_a_user_is_refused():
+    shows_roles = "{% for m in messages %}<|im_start|>{{ m.role }}<|im_end|>\n{% endfor %}"
+    with pytest.raises(ModelLoadError, match="does not show the model what a user says"):
+        Rendering(tiny_tokenizer(CHATML, "<|im_end|>", shows_roles))
+
+
 def test_what_cannot_be_rendered_is_a_clear_error():
     with pytest.raises(ModelLoadError, match="no chat template"):
         Rendering(tiny_tokenizer(CHATML, "<|im_end|>"))

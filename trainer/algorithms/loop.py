@@ -60,13 +60,14 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
     async with algorithm.loaded(run, source) as training:
         policies, workplace = training.policies, training.workplace
         await algorithm.begin(training)
-        note_rates(run, policies)
         checkpoint = await checkpoints.restore(run, policies, identity, algorithm) if run.resume else None
+        note_rates(run, policies)
         done = checkpoint.step if checkpoint else 0
         begun = checkpoint.beyond.get("ahead", {}) if checkpoint else {}
         kept = Kept(unrecorded=checkpoint.beyond.get("unrecorded") if checkpoint else None)
         if checkpoint and source.batches.spreads is not None:
-            source.batches.spreads.update(checkpoint.beyond.get("spreads", ()))
+            kept.spreads = dict(checkpoint.beyond.get("spreads", ()))
+            source.batches.spreads.update(kept.spreads)
         if run.resume:
             await workplace.resume_from(
                 done,
@@ -96,8 +97,12 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
             return bool(run.val) and (step == source.steps or step % algorithm.val_every == 0)
 
         async def save(step: int) -> None:
-            left = {} if kept.unrecorded is None else {"unrecorded": kept.unrecorded}
-            await finish(checkpoints.save(run, policies, step, identity, training.beyond(step) | left))
+            beyond = training.beyond(step)
+            if kept.unrecorded is not None:
+                beyond["unrecorded"] = kept.unrecorded
+            if kept.spreads is not None:
+                beyond["spreads"] = sorted(kept.spreads.items())
+            await finish(checkpoints.save(run, policies, step, identity, beyond))
             kept.unsaved = None
 
         try:
@@ -183,10 +188,13 @@ class Kept:
     Attributes:
         unsaved: the completed steps that made these weights; None where a checkpoint has them, and during an update.
         unrecorded: the entry of the last of these steps, where the history does not have it yet.
+        spreads: of the tasks, from these steps' rollouts alone; None where tasks are not drawn by them. The batches'
+            own already know a step whose update is not made yet, which a resumed run samples again.
     """
 
     unsaved: int | None = None
     unrecorded: dict[str, Any] | None = None
+    spreads: dict[int, float] | None = None
 
 
 async def learn(
@@ -210,6 +218,8 @@ async def learn(
     entry["seconds"] = sum(phases.values())
     kept.unrecorded = entry
     kept.unsaved = step + 1
+    if (spreads := training.source.batches.spreads) is not None:
+        kept.spreads = dict(spreads)
     return entry
 
 

@@ -54,11 +54,7 @@ class Training:
 
     def beyond(self, step: int) -> dict[str, Any]:
         """What a run that resumes after `step` steps needs to know of them, besides weights."""
-        spreads = self.source.batches.spreads
-        return {
-            **({} if self.ahead is None else {"ahead": self.ahead.state(step)}),
-            **({} if spreads is None else {"spreads": sorted(spreads.items())}),
-        }
+        return {} if self.ahead is None else {"ahead": self.ahead.state(step)}
 
     async def rollouts(
         self, indices: Seq[int], step: int, first: int = 0, *, announce: bool = True

@@ -84,6 +84,11 @@ def _fault(model: Any, config: Any) -> str | None:
     rope, nope, value = (getattr(config, f"{part}_head_dim", None) for part in ("qk_rope", "qk_nope", "v"))
     if rope and nope and value and rope + nope != value:
         return f"keeps keys of {rope + nope} numbers and values of {value}, and the engine's cache holds equal ones"
+    sliding, full = (getattr(config, name, None) for name in ("head_dim", "global_head_dim"))
+    if sliding and full and sliding != full:
+        return f"keeps keys of {sliding} and of {full} numbers in its layers, and the engine's cache holds equal ones"
+    if getattr(config, "alibi", False):
+        return "weighs tokens by how many columns they are apart (ALiBi), so calls that share a prefix cannot be merged"
     return None
 
 

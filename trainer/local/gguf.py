@@ -165,7 +165,7 @@ def gguf_tokenizer(reader: GGUFReader, file: Path) -> PreTrainedTokenizerFast:
     if kind == "gpt2":
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=_byte_pairs(reader, tokens, file), **special)
     elif kind == "llama":
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = _converted(file, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
         # Its conversion takes the token that begins a text for the one that ends it, and leaves user-defined ones out.
         tokenizer.add_special_tokens(special)
         _add_tokens(reader, tokens, tokenizer)

@@ -109,7 +109,11 @@ def require_understood_tensors(reader: GGUFReader, model: Any, file: Path) -> No
 
     architecture = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
-    taken = {*get_gguf_hf_weights_map(model, processor), ROPE_FREQS, ROPE_LONG, ROPE_SHORT}
+    try:
+        weights = get_gguf_hf_weights_map(model, processor)
+    except NotImplementedError as error:
+        raise _not_understood(f"transformers has no names for the tensors of {architecture!r}", file) from error
+    taken = {*weights, ROPE_FREQS, ROPE_LONG, ROPE_SHORT}
     others = [tensor.name for tensor in reader.tensors if tensor.name not in taken]
     if others:
         names = f"{', '.join(others[:4])}{' ...' if len(others) > 4 else ''}"
@@ -170,6 +174,8 @@ def _scaled(
     factor = float(value("rope.scaling.factor") or value("rope.scale_linear") or 1.0)
     original = int(value("rope.scaling.original_context_length") or config.max_position_embeddings)
     gain = float(value("rope.scaling.yarn_attn_factor") or value("rope.scaling.attn_factor") or 1.0)
+    if (ROPE_LONG in factors) != (ROPE_SHORT in factors):
+        raise _not_understood(f"of {ROPE_LONG} and {ROPE_SHORT} it has one", file)
     if ROPE_LONG in factors:
         config.original_max_position_embeddings = original
         return {
@@ -180,6 +186,8 @@ def _scaled(
             "attention_factor": gain,
             "original_max_position_embeddings": original,
         }
+    if gain != 1.0 and kind != "yarn":
+        raise _not_understood(f"it scales attention by {gain:g} with rope scaling of the kind {kind}", file)
     if ROPE_FREQS in factors and (factors[ROPE_FREQS] != 1.0).any():
         if kind != "none":
             raise _not_understood(f"it has rope scaling of the kind {kind}, and {ROPE_FREQS} as well", file)

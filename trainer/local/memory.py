@@ -107,6 +107,8 @@ def update_memory(
     hidden = shape.hidden_size
     # Older configurations have no name for these, or another.
     inner = getattr(shape, "intermediate_size", None) or getattr(shape, "ffn_dim", None) or 4 * hidden
+    if isinstance(inner, list):  # of each layer
+        inner = max(inner)
     size = getattr(shape, "head_dim", None) or hidden // heads
     queries = heads * size
     keys = (getattr(shape, "num_key_value_heads", None) or heads) * size

@@ -29,6 +29,8 @@ _PROBE_TOOLS = [
     }
 ]
 
+_PROBE_TEXT = "probe 8461"
+
 _CACHED_PROMPTS, _CACHED_BYTES = 256, 64 * 1024
 """How many prompts are kept, and the largest of them, as JSON: a group's rollouts begin with the same one."""
 
@@ -43,7 +45,7 @@ class ChatTemplate(TokenText):
         stop_token_ids: the tokenizer's end token and the tokens that the template ends an assistant's turn with.
 
     Raises:
-        ModelLoadError: there is no chat template.
+        ModelLoadError: there is no chat template, or it does not show the model what a user says.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -59,6 +61,7 @@ class ChatTemplate(TokenText):
         self._reasons = "reasoning_content" in source or "</think>" in source
         marks = (self.encode("<think>"), self.encode("</think>"))
         self._marks = {ids[0] for ids in marks if len(ids) == 1}
+        self._takes_parts = self._wants_parts()
         self._short_ids = self._wants_short_ids()
         special = set(tokenizer.all_special_ids)
         control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special or i in special}
@@ -88,6 +91,8 @@ class ChatTemplate(TokenText):
             TemplateError: the template refuses the messages, or fails on them.
         """
         tool_list = list(tools) if tools else None
+        if self._takes_parts:
+            messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
             return self._tokenizer.apply_chat_template(
                 messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
@@ -171,6 +176,25 @@ class ChatTemplate(TokenText):
 
     def _opens_reasoning(self, prompt: IntArray) -> bool:
         return self.decode(prompt[-8:]).rstrip().endswith("<think>")
+
+    def _wants_parts(self) -> bool:
+        """Whether the template shows contents only as lists of parts, as those of models that see images do."""
+        user = [{"role": "user", "content": _PROBE_TEXT}]
+        refused = False
+        for self._takes_parts in (False, True):
+            try:
+                if _PROBE_TEXT in self.render(user, None, True):
+                    return self._takes_parts
+            except TemplateError:
+                refused = True
+        # A template may want more than one user message; what it refuses later, it refuses with its own words.
+        if refused:
+            return False
+        raise ModelLoadError(
+            "the chat template does not show the model what a user says",
+            hint="repair the chat template: rendering one user message must give its text",
+            path=getattr(self._tokenizer, "name_or_path", None),
+        )
 
     def _wants_short_ids(self) -> bool:
         """Whether the template takes only tool-call ids of nine letters and digits, as Mistral's do."""
