@@ -9,6 +9,7 @@ import pytest
 from tiny_run import TRAIN, agent
 
 import agl
+from agl.trainer.run.hub import model_card
 
 SMALL: dict[str, Any] = {
     "group_size": 2, "batch_size": 2, "steps": 1, "max_response_tokens": 6, "max_context": 128, "device": "cpu",
@@ -34,6 +35,8 @@ def test_the_rate_is_that_of_the_table(
     algorithm = agl.GRPO(model=str(untrained_model), **SMALL | options)
     result = agl.Trainer(algorithm, n_workers=2, directory=tmp_path).fit(agent, TRAIN)
     assert result.history[-1]["learner/learning_rate"] == pytest.approx(rate)
+    assert result.policy is not None
+    assert f"| learning rate | {rate:g} |" in model_card("me/policy", result.policy, tmp_path)
     shown = " ".join(capsys.readouterr().err.split())
     assert (said in shown) if said else ("usual one" not in shown)
 

@@ -195,6 +195,7 @@ def _run_of(files: Path) -> Path | None:
 def _facts(saved: SavedHistory, base: str | None, files: Path) -> Iterator[str]:
     shown = ("learning_rate", "group_size", "batch_size", "epochs", "kl_coef", "temperature", "lora")
     settings = {name: saved.settings.get(name) for name in shown}
+    settings["learning_rate"] = _peak_rate(saved, files) or settings["learning_rate"]
     rows = {
         "base model": base,
         "algorithm": saved.algorithm,
@@ -208,6 +209,13 @@ def _facts(saved: SavedHistory, base: str | None, files: Path) -> Iterator[str]:
         if value is not None:
             yield f"| {name} | {value} |"
     yield ""
+
+
+def _peak_rate(saved: SavedHistory, files: Path) -> float | None:
+    """The highest learning rate that this policy's updates had: nobody may have set it, or set it for other policies."""
+    policy = f"{files.name}/" if files.parent.name == "policies" else ""
+    rates = [entry.get(f"{policy}learner/learning_rate") for entry in saved.entries]
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def _validations(saved: SavedHistory, run_directory: Path) -> list[Measured]:
