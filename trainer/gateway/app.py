@@ -139,14 +139,20 @@ _SERVED = (
 )
 
 
+def _instead(request: Request) -> str:
+    """What a client can do that asked for what is not served."""
+    if "upgrade" in request.headers:
+        return "A policy in training answers over HTTP, not over a WebSocket: choose that transport in the client"
+    return NO_COMPACTION if request.url.path.endswith("/responses/compact") else _SERVED
+
+
 def _describe(request: Request, error: Exception) -> tuple[Any, int]:
     """The body of an error in the form of the API that the request is of, and its status."""
     match error:
         case Refused():
             refused = RequestError(error.status, error.message, code=error.code)
         case HTTPException():
-            why = NO_COMPACTION if request.url.path.endswith("/responses/compact") else _SERVED
-            message = f"{request.method} {request.url.path} is not served. {why}"
+            message = f"{request.method} {request.url.path} is not served. {_instead(request)}"
             code = "method_not_supported" if error.status_code == 405 else "not_found"
             refused = RequestError(error.status_code, message, code=code)
         case RequestError():
