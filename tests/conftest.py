@@ -52,7 +52,7 @@ collect_ignore = ["seventh"]
 pytest.register_assert_rewrite("engine_suite", "agl.testing.conformance", "agl.testing.open_calls")
 
 
-FAST = Path(__file__).parent / "unit"
+FAST = frozenset(Path(__file__).parent / name for name in ("unit", "api"))
 """The fast tier: what stands here and is marked neither `slow`, `full` nor `night`."""
 
 
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if i not in first:
             item.add_marker("full" if i in chosen else "night")
     for item in items:
-        if FAST in item.path.parents and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
+        if not FAST.isdisjoint(item.path.parents) and not any(map(item.get_closest_marker, ("slow", "full", "night"))):
             item.add_marker("fast")
     subjects = {*config.getoption("subjects").split(",")} - {""}
 

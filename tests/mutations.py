@@ -50,6 +50,11 @@ def unit(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/unit/test_{file}.py::{name}" for name in names) or (f"tests/unit/test_{file}.py",)
 
 
+def api(file: str, *names: str) -> tuple[str, ...]:
+    """Ids of tests of requests to the four APIs."""
+    return tuple(f"tests/api/test_api_{file}.py::{name}" for name in names)
+
+
 def saved(*names: str) -> tuple[str, ...]:
     """Ids of tests of what is left of a policy."""
     return tuple(f"tests/integration/test_saved_policies.py::test_{name}" for name in names)
@@ -1525,9 +1530,93 @@ MUTATIONS = (
     Mutation(
         "a response object lacks a field of the schema",
         "trainer/gateway/dialects/responses/answer.py",
-        '        "presence_penalty": body.presence_penalty or 0.0,\n',
+        '        "presence_penalty": 0.0,\n',
         "",
         unit("responses", "test_every_response_object_fits_the_schema_of_open_responses[nothing]"),
+    ),
+    Mutation(
+        "an API's models are listed in another API's form",
+        "trainer/gateway/dialects/detection.py",
+        '    if "anthropic-version" in request.headers:\n        return MESSAGES\n',
+        "",
+        api("routes", "test_the_models_of_anthropics_sdk[]"),
+    ),
+    Mutation(
+        "an agent's name decides which API a request is of",
+        "trainer/gateway/dialects/detection.py",
+        'r".*/(v[0-9][a-z0-9]*)/([^/]+)"',
+        'r".*?/(v[0-9][a-z0-9]*)/([^/]+)"',
+        api("routes", "test_the_api_of_a_path_is_told_without_headers"),
+    ),
+    Mutation(
+        "what is not served is refused in the form of OpenAI",
+        "trainer/gateway/app.py",
+        "    return dialect_of(request).error_body(refused), refused.status\n",
+        "    return CHAT.error_body(refused), refused.status\n",
+        api("routes", "test_what_is_not_served_is_refused_in_the_form_of_its_api"),
+    ),
+    Mutation(
+        "a request has another id than its call",
+        "trainer/gateway/http.py",
+        "        request.state.request_id = pending.response_id\n",
+        "",
+        api("routes", "test_the_sdk_of_openai_shows_the_id_of_the_recorded_call"),
+    ),
+    Mutation(
+        "Anthropic's SDK sees no id",
+        "trainer/gateway/dialects/messages/__init__.py",
+        ', request_id_header="request-id"',
+        "",
+        api("routes", "test_the_sdk_of_anthropic_shows_the_id_of_the_recorded_call"),
+    ),
+    Mutation(
+        "what asks for nothing is refused",
+        "trainer/gateway/dialects/common.py",
+        " and value not in refused[name].neutral:",
+        ":",
+        api("parameters", "test_a_neutral_value_is_taken_and_any_other_is_refused_by_name"),
+    ),
+    Mutation(
+        "what a policy cannot honour is dropped without a word",
+        "trainer/gateway/dialects/common.py",
+        "    require_neutral(data, refused, where)\n    for name in data:\n",
+        "    for name in data:\n",
+        api("parameters", "test_a_neutral_value_is_taken_and_any_other_is_refused_by_name"),
+    ),
+    Mutation(
+        "null is a value",
+        "trainer/gateway/dialects/common.py",
+        "if name in known and value is not None}",
+        "if name in known}",
+        api("parameters", "test_null_is_taken_for_every_parameter"),
+    ),
+    Mutation(
+        "a parameter of an SDK is not known",
+        "trainer/gateway/dialects/chat/body.py",
+        '    "moderation": MODERATION,\n',
+        "",
+        api("parameters", "test_null_is_taken_for_every_parameter"),
+    ),
+    Mutation(
+        "a tool that is loaded later is offered at once",
+        "trainer/gateway/dialects/messages/body.py",
+        '    require_neutral(tool, REFUSED_OF_TOOL, f"{where}.")\n',
+        "",
+        api("features", "test_what_agents_ask_for[messages]"),
+    ),
+    Mutation(
+        "the policy sees tools that may not be called",
+        "trainer/gateway/dialects/common.py",
+        '        allowed = [tool for tool in tools if tool["function"]["name"] in names]\n',
+        "        allowed = tools\n",
+        api("features", "test_what_agents_ask_for[responses]"),
+    ),
+    Mutation(
+        "a WebSocket is refused without the reason",
+        "trainer/gateway/app.py",
+        '    if "upgrade" in request.headers:\n',
+        "    if False:\n",
+        api("features", "test_a_websocket_is_refused_with_the_reason"),
     ),
     Mutation(
         "math-verify is 0 for every right answer",

@@ -284,17 +284,6 @@ async def test_log_probs():
 
 
 @in_loop
-async def test_models():
-    async with serving(["x"]) as rig:
-        attempt = await rig.attempt()
-        client = attempt.client()
-        assert [m.id async for m in client.models.list()] == ["policy"]
-        assert (await client.models.retrieve("policy")).id == "policy"
-        with pytest.raises(openai.NotFoundError, match="no policy 'gpt-5'"):
-            await client.models.retrieve("gpt-5")
-
-
-@in_loop
 async def test_an_agent_is_called_what_it_is_called():
     names = ["a/b", "Ünïcode writer", "v1/chat/completions", "100%", "Sales\nagent\n"]
     async with serving(["x"]) as rig:

@@ -611,3 +611,9 @@ def test_nothing_breaks_the_reader_of_its_fields(value: Any) -> None:
         google.message(content)
         google.common({"contents": [content, content]})
     google.common({"contents": value, "tools": value, "generationConfig": value, "systemInstruction": value})
+
+
+def test_validated_calls_are_held_to_their_schema() -> None:
+    calling = {"functionCallingConfig": {"mode": "VALIDATED"}}
+    assert [tool["function"].get("strict") for tool in asked(tools=TOOLS, toolConfig=calling).tools] == [True, True]
+    assert [tool["function"].get("strict") for tool in asked(tools=TOOLS).tools] == [None, None]

@@ -261,7 +261,9 @@ async def test_an_error_before_the_first_token_has_a_status_and_a_later_one_ends
         ({"input": [{"type": "function_call_output", "output": "1"}]}, "call_id is missing", "input.0.call_id"),
         ({"tools": [{"type": "web_search"}]}, "function tools only", "tools.0"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "not among the tools", "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "send only the tools", "tool_choice"),
+        ({"tool_choice": {"type": "mcp"}}, "send only the tools", "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "has no tools", "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "f"}]}}, "not among the tools", "tool_choice"),
     ],
 )
 @in_loop

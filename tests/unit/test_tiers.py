@@ -12,7 +12,8 @@ def test_every_test_stands_in_a_tier() -> None:
 
 def test_no_two_files_have_one_name() -> None:
     """pytest cannot collect both in one run."""
-    names = [file.name for folder in ("unit", "integration", "learning") for file in TESTS.glob(f"{folder}/test_*.py")]
+    folders = ("unit", "api", "integration", "learning")
+    names = [file.name for folder in folders for file in TESTS.glob(f"{folder}/test_*.py")]
     assert sorted(set(names)) == sorted(names)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.tracing.http_hooks import GOOGLE as GOOGLE_METHODS
 from agl.trainer.gateway import http
 from agl.trainer.gateway.dialects.chat import CHAT
-from agl.trainer.gateway.dialects.error_forms import openai_error
+from agl.trainer.gateway.dialects.detection import dialect_of
 from agl.trainer.gateway.dialects.google import GOOGLE, GOOGLE_ARRAY
 from agl.trainer.gateway.dialects.google.body import read as read_google
 from agl.trainer.gateway.dialects.messages import MESSAGES
@@ -25,10 +28,10 @@ from agl.trainer.gateway.dialects.responses.items import NO_COMPACTION
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.errors import error_handlers
-from agl.trainer.http.limits import Limits, Refused, refusal_body
+from agl.trainer.http.limits import Limits, Refused
 
 
-def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limits | None = None) -> Starlette:
+def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limits | None = None) -> ASGIApp:
     """The ASGI application that serves a gateway.
 
     Args:
@@ -37,26 +40,18 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
 
     async def models(request: Request) -> Response:
         http.attempt_of(gateway, request)
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "agl"} for name in gateway.models]
-        return http.answer({"object": "list", "data": data})
+        forms = dialect_of(request).models
+        return http.answer(
+            forms.all([forms.one(name, gateway.served(name).engine.max_context) for name in gateway.models])
+        )
 
     async def model(request: Request) -> Response:
         http.attempt_of(gateway, request)
         name = request.path_params["model"]
-        if name not in gateway.models:
-            raise RequestError(404, f"no policy {name!r} is served here", code="model_not_found", param="model")
-        return http.answer({"id": name, "object": "model", "created": 0, "owned_by": "agl"})
+        return http.answer(dialect_of(request).models.one(name, gateway.served(name).engine.max_context))
 
     async def health(_: Request) -> Response:
         return http.answer({"status": "ok", "models": gateway.models})
-
-    async def not_found(request: Request) -> Response:
-        known = (
-            "This gateway has POST chat/completions, responses, messages and v1beta/models/MODEL:generateContent, and "
-            "GET models"
-        )
-        why = NO_COMPACTION if request.url.path.endswith("/responses/compact") else known
-        raise RequestError(404, f"{request.method} {request.url.path} is not served. {why}", code="not_found")
 
     routes = [
         # In the order of their use: routes are tried one after another.
@@ -66,37 +61,53 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         *_google_routes(gateway),
         *extra_routes,
         Route("/health", health),
-        Route(f"{http.PREFIX}/models", models),
-        Route(f"{http.PREFIX}/models/{{model:path}}", model),
-        Route("/{path:path}", not_found, methods=["GET", "POST", "PUT", "PATCH", "DELETE"]),
+        # Of any version: a client's base URL can end in /v1, to which it adds its own.
+        Route(f"{http.PREFIX.removesuffix('/v1')}/{{version}}/models", models),
+        Route(f"{http.PREFIX.removesuffix('/v1')}/{{version}}/models/{{model:path}}", model),
     ]
-    app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError))
+    app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError, HTTPException))
+    app.router.redirect_slashes = False
     app.add_middleware(http.KeyInPath)
     app.state.limits = limits or Limits.of_environment()
-    return app
+    return WithRequestIds(app)
+
+
+class WithRequestIds:
+    """Gives every answer the header in which its API's clients look for the request's id.
+
+    The id of a request to a policy is that of its call in the store (`request.state.request_id`).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope.setdefault("state", {})
+        header = dialect_of(HTTPConnection(scope)).request_id_header.encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                request_id = state.get("request_id") or f"req_{uuid.uuid4().hex}"
+                message["headers"] = [*message["headers"], (header, request_id.encode())]
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
 
 
 def _messages_routes(gateway: Gateway) -> list[Route]:
-    """The routes of Anthropic Messages, which also counts tokens and has its own form of errors."""
+    """The routes of Anthropic Messages, which also counts tokens."""
 
     reader = functools.partial(read_messages, counting=True)
 
     async def count_tokens(request: Request) -> Response:
         return http.answer({"input_tokens": await http.count_tokens(gateway, request, reader)})
 
-    async def not_found(request: Request) -> Response:
-        raise RequestError(404, f"{request.method} {request.url.path} is not served; this gateway has messages")
-
-    endpoints = {
-        "messages": (http.generation_endpoint(gateway, MESSAGES), ["POST"]),
-        "messages/count_tokens": (http.with_errors_of(MESSAGES, count_tokens), ["POST"]),
-        "messages/{rest:path}": (http.with_errors_of(MESSAGES, not_found), ["GET", "POST", "DELETE"]),
-    }
+    endpoints = {"messages": http.generation_endpoint(gateway, MESSAGES), "messages/count_tokens": count_tokens}
     # A client whose base URL ends in /v1 adds another /v1.
     return [
-        Route(f"{prefix}/{path}", endpoint, methods=methods)
+        Route(f"{prefix}/{path}", endpoint, methods=["POST"])
         for prefix in (f"{http.PREFIX}/v1", http.PREFIX)
-        for path, (endpoint, methods) in endpoints.items()
+        for path, endpoint in endpoints.items()
     ]
 
 
@@ -113,15 +124,39 @@ def _google_routes(gateway: Gateway) -> list[Route]:
         read = functools.partial(read_google, model=request.path_params["model"], stream=stream)
         return await http.generation_endpoint(gateway, replace(dialect, read=read))(request)
 
+    async def unserved(_: Request) -> Response:
+        raise HTTPException(404)
+
     # A client's base URL can end in /v1, to which it adds the version.
     prefixes = (http.PREFIX, http.PREFIX.removesuffix("/v1"))
     paths = [f"{prefix}/{{version}}/models/{{model:path}}" for prefix in prefixes]
-    endpoints = dict.fromkeys(GOOGLE_METHODS, call) | {":countTokens": http.with_errors_of(GOOGLE, count_tokens)}
+    endpoints = dict.fromkeys(GOOGLE_METHODS, call) | {":countTokens": count_tokens, ":{method}": unserved}
     return [Route(path + method, endpoints[method], methods=["POST"]) for path in paths for method in endpoints]
 
 
-def _describe(_: Request, error: Exception) -> tuple[Any, int]:
-    if isinstance(error, Refused):
-        return refusal_body(error), error.status
-    refused = error if isinstance(error, RequestError) else RequestError(500, f"{type(error).__name__}: {error}")
-    return openai_error(refused), refused.status
+_SERVED = (
+    "The gateway has POST chat/completions, responses, messages, v1beta/models/MODEL:generateContent, and GET models"
+)
+
+
+def _instead(request: Request) -> str:
+    """What a client can do that asked for what is not served."""
+    if "upgrade" in request.headers:
+        return "A policy in training answers over HTTP, not over a WebSocket: choose that transport in the client"
+    return NO_COMPACTION if request.url.path.endswith("/responses/compact") else _SERVED
+
+
+def _describe(request: Request, error: Exception) -> tuple[Any, int]:
+    """The body of an error in the form of the API that the request is of, and its status."""
+    match error:
+        case Refused():
+            refused = RequestError(error.status, error.message, code=error.code)
+        case HTTPException():
+            message = f"{request.method} {request.url.path} is not served. {_instead(request)}"
+            code = "method_not_supported" if error.status_code == 405 else "not_found"
+            refused = RequestError(error.status_code, message, code=code)
+        case RequestError():
+            refused = error
+        case _:
+            refused = RequestError(500, f"{type(error).__name__}: {error}")
+    return dialect_of(request).error_body(refused), refused.status

@@ -61,8 +61,8 @@ def invalid_key(rollout_id: str, attempt: int) -> RequestError:
     )
 
 
-def refusal(error: Exception) -> RequestError:
-    """An error as the client gets it."""
+def refusal(error: Exception, request: str) -> RequestError:
+    """An error as the client gets it; one that nobody expected is logged as that of this request."""
     match error:
         case RequestError():
             return error
@@ -77,5 +77,5 @@ def refusal(error: Exception) -> RequestError:
             return RequestError(400, str(error), code="invalid_request")
         case RecursionError():
             return RequestError(400, "the request is nested too deep", code="invalid_request")
-    log.exception("a request failed", exc_info=error)
+    log.exception("request %s failed", request, exc_info=error)
     return RequestError(500, f"{type(error).__name__}: {error}", code="internal_error")

@@ -246,7 +246,7 @@ class Gateway:
                 raise
             raise pending.cancel_cause from None
         except Exception as error:
-            refused = refusal(error)
+            refused = refusal(error, pending.response_id)
             self._record_failure(pending, refused, request, choices)
             raise refused from error
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -74,6 +73,7 @@ def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
 
     async def generate(request: Request) -> Response:
         pending = _begin_request(gateway, request, dialect.id_prefix + uuid.uuid4().hex)
+        request.state.request_id = pending.response_id
         try:
             dialect_request = await read(gateway, request, pending.access, pending.policy, dialect.read)
         except Exception as error:
@@ -85,20 +85,7 @@ def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
         body = dialect.answer(pending, gateway.served(pending.policy), dialect_request, replies)
         return Response(body, headers={RESPONSE_HEADER: pending.response_id}, media_type="application/json")
 
-    return with_errors_of(dialect, generate)
-
-
-def with_errors_of(dialect: Dialect[Any], endpoint: Endpoint) -> Endpoint:
-    """`endpoint`, with its errors in the dialect's form."""
-
-    @functools.wraps(endpoint)
-    async def handle(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except RequestError as error:
-            return answer(dialect.error_body(error), error.status)
-
-    return handle
+    return generate
 
 
 async def count_tokens(gateway: Gateway, request: Request, reader: Callable[[Any, Access], DialectRequest[Any]]) -> int:
@@ -115,7 +102,7 @@ async def count_tokens(gateway: Gateway, request: Request, reader: Callable[[Any
         async with access.turns as turn:
             prompt = await turn.run(render, chat.messages, chat.tools, force_tool=chat.force_tool)
     except Exception as error:
-        raise refusal(error) from error
+        raise refusal(error, request.url.path) from error
     return int(prompt.ids.size)
 
 

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from agl.trainer.gateway.access import Access, PendingRequest
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, ServedPolicy
+from agl.trainer.gateway.dialects.model_forms import ModelForms
 from agl.trainer.gateway.errors import RequestError
 
 Body = TypeVar("Body")
@@ -56,7 +57,9 @@ class Dialect(Generic[Request]):
         answer: the replies -> the body of the HTTP response.
         stream: makes the stream of an answer, when its first tokens have been sampled.
         error_body: an error in the API's form.
+        models: policies in the API's form.
         stream_type: media type of its streams.
+        request_id_header: the header in which its clients look for a request's id.
     """
 
     id_prefix: str
@@ -64,4 +67,6 @@ class Dialect(Generic[Request]):
     answer: Callable[[PendingRequest, ServedPolicy, Request, Sequence[Reply]], bytes]
     stream: Callable[[PendingRequest, ServedPolicy, Request], Stream]
     error_body: Callable[[RequestError], dict[str, Any]]
+    models: ModelForms
     stream_type: str = "text/event-stream"
+    request_id_header: str = "x-request-id"

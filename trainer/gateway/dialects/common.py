@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -25,7 +25,31 @@ ToolChoice = tuple[list[dict[str, Any]] | None, str | Literal[True] | None]
 """The tools that the policy sees, and the one that it must call: a name, True for any, None for no force."""
 
 
-class OpenAIBody(BaseModel, extra="forbid"):
+NOTHING = (False, 0, "", [], {})
+"""Values that ask for nothing, whatever the field."""
+
+
+class Refused(NamedTuple):
+    """A documented field that asks for what a policy in training does not have.
+
+    Attributes:
+        why: follows the field's name in the error.
+        neutral: the values that ask for nothing, in addition to null; they are taken.
+    """
+
+    why: str
+    neutral: tuple[Any, ...] = NOTHING
+
+
+MODERATION = Refused("needs the provider's moderation models, which are not here; leave it out")
+OTHER_DISTRIBUTION = Refused(
+    "would sample from something other than the policy in training, so it is not supported; leave it out"
+)
+SEARCHED = Refused("needs a tool search, which a policy in training does not have; send the tools that it may call")
+CODE_CALLS = "is for the provider's code execution, which a policy in training does not have; leave it out"
+
+
+class OpenAIBody(BaseModel):
     """The fields of OpenAI's APIs that are accepted and have no effect."""
 
     user: Any = None
@@ -34,43 +58,62 @@ class OpenAIBody(BaseModel, extra="forbid"):
     service_tier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_retention: Any = None
+    prompt_cache_options: Any = None
     safety_identifier: Any = None
 
 
-def validated(model: type[Body], data: Any) -> Body:
+def validated(model: type[Body], data: Any, refused: Mapping[str, Refused]) -> Body:
     """`data` as a `model`.
 
+    Args:
+        data: the JSON of a request's body. refused: the documented fields that the model lacks.
+
     Raises:
-        RequestError: 400: no JSON object, an unknown field (with the nearest known one), or a value that does not fit.
+        RequestError: 400: no JSON object, as for `known_fields`, or a value that does not fit.
     """
     if not isinstance(data, dict):
         raise RequestError(400, "the body is not a JSON object")
     try:
-        return model.model_validate(data)
+        return model.model_validate(known_fields(data, model.model_fields, refused))
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"])
-        if first["type"] == "extra_forbidden":
-            hint = nearest(field, model.model_fields)
-            raise RequestError(400, f"unknown field {field!r}; {hint}", code="unknown_parameter", param=field) from None
         raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
 
 
-def require_neutral(body: BaseModel, *names: str) -> None:
-    """Refuse what would sample from something other than the policy.
+def known_fields(
+    data: Mapping[str, Any], known: Collection[str], refused: Mapping[str, Refused], where: str = ""
+) -> dict[str, Any]:
+    """The fields of an object that ask for something.
+
+    Args:
+        data: the object. known: the fields that the reader honours, or that have no effect on an answer.
+        refused: the other documented ones. where: precedes their names in errors.
 
     Raises:
-        RequestError: 400, one of these fields has a value other than its neutral one.
+        RequestError: 400, an unknown field (with the nearest known one), or as for `require_neutral`.
     """
-    for name in names:
-        if getattr(body, name):
-            raise RequestError(
-                400,
-                f"{name} would sample from something other than the policy in training, so it is not supported; "
-                "leave it out",
-                code="unsupported_parameter",
-                param=name,
-            )
+    require_neutral(data, refused, where)
+    for name in data:
+        if name not in known and name not in refused:
+            why = f"unknown field {where + name!r}; {nearest(name, known)}"
+            raise RequestError(400, why, code="unknown_parameter", param=where + name)
+    return {name: value for name, value in data.items() if name in known and value is not None}
+
+
+def require_neutral(data: Mapping[str, Any], refused: Mapping[str, Refused], where: str = "") -> None:
+    """Refuse what a policy in training cannot honour.
+
+    Args:
+        data: an object. refused: its fields. where: precedes their names in errors.
+
+    Raises:
+        RequestError: 400, one of these fields has a value that is not neutral.
+    """
+    for name, value in data.items():
+        if value is not None and name in refused and value not in refused[name].neutral:
+            why = f"{where}{name} {refused[name].why}"
+            raise RequestError(400, why, code="unsupported_parameter", param=where + name)
 
 
 def json_schema(form: Any, where: str, types: Sequence[str] = ("text", "json_object", "json_schema")) -> str:
@@ -164,15 +207,59 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def named_tool(tools: list[dict[str, Any]], name: Any) -> ToolChoice:
-    """OpenAI's choice of one tool.
+def tool_choice_object(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> ToolChoice:
+    """OpenAI's choice of one tool, or of the tools that may be called, of which the policy then sees no others.
+
+    Args:
+        tools: in the form of Chat Completions. choice: of the request; Chat Completions has names one level deeper.
 
     Raises:
-        RequestError: 400, there is no such tool.
+        RequestError: 400, an unknown kind of choice, or there is no such tool.
     """
-    if name not in tool_names(tools):
-        raise RequestError(400, f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
-    return tools, name
+    kind = choice.get("type", "function")
+    if kind == "function":
+        name = _name_of(choice)
+        _check_names(tools, [name])
+        return tools, name
+    if kind == "allowed_tools":
+        inner = choice.get("allowed_tools", choice)
+        listed = expect(inner.get("tools") if isinstance(inner, dict) else None, list, "tool_choice", "has no tools")
+        names = [_name_of(tool) for tool in listed]
+        _check_names(tools, names)
+        allowed = [tool for tool in tools if tool["function"]["name"] in names]
+        return tool_choice(allowed, inner.get("mode"), required=("required",))
+    raise RequestError(
+        400,
+        f"tool_choice of type {kind!r} is not supported; send only the tools that may be called",
+        code="unsupported_value",
+        param="tool_choice",
+    )
+
+
+def _name_of(choice: Any) -> Any:
+    inner = choice.get("function", choice) if isinstance(choice, dict) else None
+    return inner.get("name") if isinstance(inner, dict) else None
+
+
+def _check_names(tools: Sequence[Mapping[str, Any]], names: Sequence[Any]) -> None:
+    for name in names:
+        if name not in tool_names(tools):
+            raise RequestError(400, f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
+
+
+def only_functions(kind: Any, where: str) -> None:
+    """Refuse a tool of another type than a function.
+
+    Raises:
+        RequestError: 400, naming the tool and its type.
+    """
+    if kind != "function":
+        raise RequestError(
+            400,
+            f"{where} is of type {kind!r}; a policy can be trained with function tools only, which run in the agent",
+            code="unsupported_value",
+            param=where,
+        )
 
 
 def tool_choice(tools: list[dict[str, Any]], choice: str | None, required: Sequence[str]) -> ToolChoice:

@@ -12,13 +12,18 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
 from agl.trainer.gateway.dialects.common import (
+    MODERATION,
+    OTHER_DISTRIBUTION,
     OpenAIBody,
+    Refused,
     ToolChoice,
+    expect,
     fields,
     json_schema,
-    named_tool,
+    only_functions,
     require_neutral,
     tool_choice,
+    tool_choice_object,
     typed,
     validated,
 )
@@ -26,7 +31,7 @@ from agl.trainer.gateway.errors import RequestError
 
 
 class StreamOptions(BaseModel):
-    include_usage: bool = False
+    include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -50,22 +55,36 @@ class ChatBody(OpenAIBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     return_token_ids: bool | None = None
-    # Only their neutral values can be honoured exactly.
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     response_format: dict[str, Any] | None = None
     # No effect.
     store: Any = None
     parallel_tool_calls: Any = None
     reasoning_effort: Any = None
     verbosity: Any = None
+    prediction: Any = None
 
+
+REFUSED = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias"), OTHER_DISTRIBUTION),
+    "modalities": Refused("asks for more than text, and a policy in training writes text alone", ([], ["text"])),
+    "audio": Refused("asks for speech, and a policy in training writes text alone; leave it out"),
+    "web_search_options": Refused("needs the provider's web search; give the agent a search tool of its own", ()),
+    "moderation": MODERATION,
+    "functions": Refused("is the old form of tools; send tools"),
+    "function_call": Refused("is the old form of tool_choice; send tool_choice", ("", "none", "auto")),
+}
+"""The other documented fields."""
 
 ChatCompletionsRequest = DialectRequest[ChatBody]
 
 _RECORDED = {*ChatBody.model_fields} - {*OpenAIBody.model_fields, "messages", "tools", "store"} | {"service_tier"}
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
+
+REFUSED_OF_MESSAGE = {
+    "function_call": Refused("is the old form of tool_calls; send tool_calls"),
+    "audio": Refused("refers to speech, and a policy in training writes text alone; send the message's text"),
+}
+"""Documented fields of a message that a policy cannot read."""
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _PARTS = {"text": {"text": str}, "refusal": {"refusal": str}}
@@ -85,8 +104,7 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    body = validated(ChatBody, data)
-    require_neutral(body, "frequency_penalty", "presence_penalty", "logit_bias")
+    body = validated(ChatBody, data, REFUSED)
     for i, message in enumerate(body.messages):
         _check_message(message, f"messages.{i}")
     tools, force = _tools(body)
@@ -114,6 +132,7 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
 
 def _check_message(message: Mapping[str, Any], where: str) -> None:
     known = fields(message, _MESSAGE, where)
+    require_neutral(message, REFUSED_OF_MESSAGE, f"{where}.")
     if not isinstance(known["role"], str) or known["role"] not in _ROLES:
         raise RequestError(400, f"{where}.role is {known['role']!r}", code="invalid_value", param=f"{where}.role")
     for i, part in enumerate(known["content"] if isinstance(known["content"], list) else ()):
@@ -130,12 +149,10 @@ def _check_message(message: Mapping[str, Any], where: str) -> None:
 def _tools(body: ChatBody) -> ToolChoice:
     tools = body.tools or []
     for i, tool in enumerate(tools):
-        function = tool.get("function")
-        if tool.get("type") != "function" or not isinstance(function, dict):
-            raise RequestError(400, f"tools.{i} is not a function with a name", param=f"tools.{i}")
+        only_functions(tool.get("type"), f"tools.{i}")
+        function = expect(tool.get("function"), dict, f"tools.{i}", "is not a function with a name")
         fields(function, {"name": str, "description": str | None, "parameters": dict | None}, f"tools.{i}.function")
     choice = body.tool_choice
     if isinstance(choice, dict):
-        function = choice.get("function")
-        return named_tool(tools, function.get("name") if isinstance(function, dict) else None)
+        return tool_choice_object(tools, choice)
     return tool_choice(tools, choice, required=("required", "any"))

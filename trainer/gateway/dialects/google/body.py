@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from agl import messages
-from agl.errors import UnreadableMessageError, nearest
+from agl.errors import UnreadableMessageError
 from agl.messages import google
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.dialects.base import DialectRequest
 from agl.trainer.gateway.dialects.chat.body import read as read_chat
-from agl.trainer.gateway.dialects.common import expect, fields
+from agl.trainer.gateway.dialects.common import (
+    OTHER_DISTRIBUTION,
+    Refused,
+    expect,
+    fields,
+    known_fields,
+    require_neutral,
+)
 from agl.trainer.gateway.errors import RequestError
 
-_BODY = {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig"}
-_NO_EFFECT = {"model", "safetySettings", "labels", "serviceTier"}
-_CONFIG = {*google.OPTIONS, "responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"}
+BODY = {"contents", "systemInstruction", "tools", "toolConfig", "generationConfig"} | {
+    "model", "safetySettings", "labels", "serviceTier", "store"
+}  # fmt: skip
+"""The fields of a request; those of the second set have no effect."""
+CONFIG = {*google.OPTIONS, "responseMimeType", "responseSchema", "responseJsonSchema", "thinkingConfig"} | {
+    "mediaResolution"
+}
+"""Those of its `generationConfig`; a resolution has no effect where there are no media."""
+TOOL_CONFIG = {"functionCallingConfig", "retrievalConfig"}
+CALLING = {"mode", "allowedFunctionNames"}
+
+_ON_SERVERS = Refused("is of Google's servers, which a policy in training does not have; leave it out")
+_NO_LOGPROBS = Refused("is not supported; Chat Completions and Responses have the log-probs of an answer")
+_TEXT_ALONE = Refused("asks for more than text, and a policy in training writes text alone; leave it out")
+REFUSED_OF_BODY: Mapping[str, Refused] = dict.fromkeys(
+    ("cachedContent", "continuationToken", "modelArmorConfig"), _ON_SERVERS
+)
+REFUSED_OF_CONFIG = {
+    **dict.fromkeys(("presencePenalty", "frequencyPenalty"), OTHER_DISTRIBUTION),
+    **dict.fromkeys(("responseLogprobs", "logprobs"), _NO_LOGPROBS),
+    **dict.fromkeys(("routingConfig", "modelSelectionConfig", "modelConfig", "generationOutputConfig"), _ON_SERVERS),
+    **dict.fromkeys(("speechConfig", "imageConfig", "audioTimestamp", "audioTranscriptionConfig"), _TEXT_ALONE),
+    "enableEnhancedCivicAnswers": _ON_SERVERS,
+    "responseModalities": _TEXT_ALONE._replace(neutral=([], ["TEXT"], ["MODALITY_UNSPECIFIED"])),
+}
+REFUSED_OF_TOOL_CONFIG = {"includeServerSideToolInvocations": _ON_SERVERS}
+REFUSED_OF_CALLING = {"streamFunctionCallArguments": Refused("is not supported: a call comes whole; leave it out")}
+REFUSED_OF_FUNCTION = {"behavior": Refused("is for the Live API; leave it out", ("", "UNSPECIFIED", "BLOCKING"))}
+"""The other documented fields of each."""
+
 _CHOICES = {"AUTO": "auto", "MODE_UNSPECIFIED": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 _NAMES = {"tool_choice": "toolConfig", "response_format": "responseSchema", **{v: k for k, v in google.OPTIONS.items()}}
 
@@ -36,8 +70,8 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     """
     if counting:
         data = google.camel(data).get("generateContentRequest") or data
-    body = _known(data, _BODY | _NO_EFFECT, "")
-    config = _known(body.get("generationConfig"), _CONFIG, "generationConfig.")
+    body = _known(data, BODY, REFUSED_OF_BODY, "")
+    config = _known(body.get("generationConfig"), CONFIG, REFUSED_OF_CONFIG, "generationConfig.")
     contents = expect(body.get("contents") or None, list, "contents", "is not a list of contents")
     for i, content in enumerate(contents):
         role = fields(content, {"role": str | None, "parts": list}, f"contents.{i}")["role"]
@@ -45,14 +79,19 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
             raise _refused(f"contents.{i}.role", f"is {role!r}, neither user nor model")
     if contents[-1].get("role") == "model":
         raise _refused("contents", "ends with the model's; an answer cannot be begun for the policy")
-    _known(body.get("systemInstruction"), {"role", "parts"}, "systemInstruction.")
+    _known(body.get("systemInstruction"), {"role", "parts"}, {}, "systemInstruction.")
     known = dict(google.common(body))
-    choice = _known(body.get("toolConfig"), {"functionCallingConfig", "retrievalConfig"}, "toolConfig.")
-    choice = _known(choice.get("functionCallingConfig"), {"mode", "allowedFunctionNames"}, "functionCallingConfig.")
+    choice = _known(body.get("toolConfig"), TOOL_CONFIG, REFUSED_OF_TOOL_CONFIG, "toolConfig.")
+    choice = _known(choice.get("functionCallingConfig"), CALLING, REFUSED_OF_CALLING, "functionCallingConfig.")
     chosen: Any = _CHOICES.get(str(choice.get("mode") or "AUTO"), str(choice.get("mode")))
     allowed = expect(choice.get("allowedFunctionNames") or [], list, "allowedFunctionNames", "is not a list")
+    for i, tool in enumerate(google.listed(body.get("tools"))):
+        for k, function in enumerate(google.listed(google.camel(tool).get("functionDeclarations"))):
+            require_neutral(google.camel(function), REFUSED_OF_FUNCTION, f"tools.{i}.functionDeclarations.{k}.")
     try:
         tools = messages.read.tools(known["tools"])
+        if choice.get("mode") == "VALIDATED":
+            tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
         if chosen == "required" and len(allowed) == 1:
             chosen = {"type": "function", "function": {"name": allowed[0]}}
         elif allowed:
@@ -73,14 +112,10 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     return DialectRequest(thinking, replace(request.chat, failed_tools=failed), stream)
 
 
-def _known(data: Any, names: Collection[str], where: str) -> dict[str, Any]:
-    """The fields of an object (of None, none), which has no value under another name."""
+def _known(data: Any, known: Collection[str], refused: Mapping[str, Refused], where: str) -> dict[str, Any]:
+    """The `known_fields` of an object (of None, none)."""
     found = google.camel(expect({} if data is None and where else data, dict, where[:-1] or "the body", "is no object"))
-    for name in found:
-        if name not in names and found[name]:
-            why = f"is not supported for a policy in training; {nearest(name, names)}"
-            raise _refused(f"{where}{name}", why, "unsupported_parameter")
-    return found
+    return known_fields(found, known, refused, where)
 
 
 def _form(config: dict[str, Any]) -> dict[str, Any]:
@@ -93,5 +128,5 @@ def _form(config: dict[str, Any]) -> dict[str, Any]:
     return {"response_format": form} if kind == "application/json" else {}
 
 
-def _refused(where: str, why: str, code: str = "invalid_value") -> RequestError:
-    return RequestError(400, f"{where} {why}", code=code, param=where)
+def _refused(where: str, why: str) -> RequestError:
+    return RequestError(400, f"{where} {why}", code="invalid_value", param=where)

@@ -14,19 +14,23 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
 from agl.trainer.gateway.dialects.common import (
+    CODE_CALLS,
+    SEARCHED,
     Fields,
+    Refused,
     ToolChoice,
     any_tool,
     content,
     fields,
     json_schema,
+    require_neutral,
     tool_names,
     validated,
 )
 from agl.trainer.gateway.errors import RequestError
 
 
-class MessagesBody(BaseModel, extra="forbid"):
+class MessagesBody(BaseModel):
     """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
 
     model: str = ""
@@ -53,13 +57,8 @@ class MessagesBody(BaseModel, extra="forbid"):
     diagnostics: Any = None
     user_profile_id: Any = None
     workspace_id: Any = None
-    # Features of Anthropic's servers, which would change what the policy reads or what answers.
-    container: Any = None
-    mcp_servers: Any = None
-    context_management: Any = None
-    compaction: Any = None
-    thread: Any = None
-    fallbacks: Any = None
+    billing_policy: Any = None
+    fallback_credit_token: Any = None
 
     @property
     def thinks(self) -> bool:
@@ -69,11 +68,19 @@ class MessagesBody(BaseModel, extra="forbid"):
 
 MessagesRequest = DialectRequest[MessagesBody]
 
-_SERVER_FEATURES = ("container", "mcp_servers", "context_management", "compaction", "thread", "fallbacks")
+_ON_SERVERS = Refused("runs on Anthropic's servers, which a policy in training does not have; leave it out")
+REFUSED = {
+    **dict.fromkeys(("container", "mcp_servers", "compaction", "thread", "fallbacks"), _ON_SERVERS),
+    "context_management": _ON_SERVERS._replace(neutral=({}, {"edits": []})),
+}
+"""The other documented fields: what would change what the policy reads, or what answers."""
+
+REFUSED_OF_TOOL = {"defer_loading": SEARCHED, "allowed_callers": Refused(CODE_CALLS, ([], ["direct"]))}
+"""Documented fields of a tool that a policy cannot honour."""
 
 _RECORDED = {*MessagesBody.model_fields} - {
-    *_SERVER_FEATURES, "messages", "system", "tools", "metadata", "cache_control", "service_tier", "inference_geo",
-    "speed", "diagnostics", "user_profile_id", "workspace_id",
+    "messages", "system", "tools", "metadata", "cache_control", "service_tier", "inference_geo", "speed", "diagnostics",
+    "user_profile_id", "workspace_id", "billing_policy", "fallback_credit_token",
 }  # fmt: skip
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
@@ -104,15 +111,7 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
     """
     if counting and isinstance(data, dict):
         data = {"max_tokens": 1, **data}
-    body = validated(MessagesBody, data)
-    for name in _SERVER_FEATURES:
-        if getattr(body, name):
-            raise RequestError(
-                400,
-                f"{name} runs on Anthropic's servers, which a policy in training does not have; leave it out",
-                code="unsupported_parameter",
-                param=name,
-            )
+    body = validated(MessagesBody, data, REFUSED)
     if "" in (body.stop_sequences or ()):
         raise _invalid("stop_sequences", "an empty text ends every answer")
     system = messages.read.system(content(body.system or "", _TEXT, "system"))
@@ -194,6 +193,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             code="unsupported_value",
             param=f"{where}.type",
         )
+    require_neutral(tool, REFUSED_OF_TOOL, f"{where}.")
     return fields(tool, _TOOL, where)
 
 

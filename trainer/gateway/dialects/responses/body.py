@@ -13,14 +13,20 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
 from agl.trainer.gateway.dialects.common import (
+    CODE_CALLS,
+    MODERATION,
+    OTHER_DISTRIBUTION,
+    SEARCHED,
     OpenAIBody,
+    Refused,
     ToolChoice,
     expect,
     fields,
     json_schema,
-    named_tool,
+    only_functions,
     require_neutral,
     tool_choice,
+    tool_choice_object,
     validated,
 )
 from agl.trainer.gateway.dialects.responses.items import messages_of
@@ -46,14 +52,6 @@ class ResponsesBody(OpenAIBody):
     stream: bool | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    # Only their neutral values can be honoured exactly.
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    # They refer to state on OpenAI's servers, which does not exist here.
-    background: bool | None = None
-    conversation: Any = None
-    prompt: Any = None
-    context_management: Any = None
     text: dict[str, Any] | None = None
     # No effect. Nothing is ever truncated: a prompt that is too long is refused.
     truncation: Literal["auto", "disabled"] | None = None
@@ -62,20 +60,33 @@ class ResponsesBody(OpenAIBody):
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     stream_options: Any = None
-    prompt_cache_options: Any = None
+    image: Any = None
 
 
-_UNSUPPORTED = {
-    "background": "answers are given at once",
-    "conversation": "use previous_response_id, or send the whole input",
-    "prompt": "prompts are not stored here; send instructions and input",
-    "context_management": "a compacted history is not what the policy saw; send the whole input",
+REFUSED = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), OTHER_DISTRIBUTION),
+    "background": Refused("is not supported: answers are given at once"),
+    "conversation": Refused("is not supported: use previous_response_id, or send the whole input"),
+    "prompt": Refused("is not supported: prompts are not stored here; send instructions and input"),
+    "context_management": Refused(
+        "is not supported: a compacted history is not what the policy saw; send the whole input"
+    ),
+    "moderation": MODERATION,
+    "access_programs": Refused("is for OpenAI's models alone; leave it out", ({}, {"cyber": "standard"})),
 }
+"""The other documented fields."""
 
 _RECORDED = {*ResponsesBody.model_fields} - {
-    *OpenAIBody.model_fields, *_UNSUPPORTED, "input", "instructions", "tools", "stream_options", "prompt_cache_options"
+    *OpenAIBody.model_fields, "input", "instructions", "tools", "stream_options", "image"
 }  # fmt: skip
 """Fields that are recorded with the call, unchanged."""
+
+REFUSED_OF_TOOL = {
+    "defer_loading": SEARCHED,
+    "allowed_callers": Refused(CODE_CALLS, ([], ["direct"])),
+    "async": Refused("is not supported: the policy waits for a tool's result; leave it out"),
+}
+"""Documented fields of a function that a policy cannot honour."""
 
 _FUNCTION = {"name": str, "description": str | None, "parameters": dict | None, "strict": object}
 
@@ -104,11 +115,7 @@ def read(data: Any, access: Access) -> ResponsesRequest:
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    body = validated(ResponsesBody, data)
-    for name, instead in _UNSUPPORTED.items():
-        if getattr(body, name):
-            raise RequestError(400, f"{name} is not supported: {instead}", code="unsupported_parameter", param=name)
-    require_neutral(body, "frequency_penalty", "presence_penalty")
+    body = validated(ResponsesBody, data, REFUSED)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     expect(items, list, "input", "is neither text nor a list of items")
     if not items:
@@ -137,24 +144,11 @@ def _tools(body: ResponsesBody) -> ToolChoice:
     checked = []
     for i, tool in enumerate(body.tools or ()):
         where = f"tools.{i}"
-        if tool.get("type") != "function":
-            raise RequestError(
-                400,
-                f"{where} is of type {tool.get('type')!r}; a policy can be trained with function tools only, "
-                "which run in the agent",
-                code="unsupported_value",
-                param=where,
-            )
+        only_functions(tool.get("type"), where)
+        require_neutral(tool, REFUSED_OF_TOOL, f"{where}.")
         checked.append(fields(tool, _FUNCTION, where))
     tools = messages.read.tools(checked)
     choice = body.tool_choice
     if isinstance(choice, dict):
-        if choice.get("type") != "function":
-            raise RequestError(
-                400,
-                f"tool_choice of type {choice.get('type')!r} is not supported; send only the tools that may be called",
-                code="unsupported_value",
-                param="tool_choice",
-            )
-        return named_tool(tools, choice.get("name"))
+        return tool_choice_object(tools, choice)
     return tool_choice(tools, choice, required=("required",))

@@ -1,0 +1,253 @@
+"""Every parameter of the providers' SDKs is known to the gateway: null and neutral values are taken, and what a policy
+cannot honour is refused by name. A parameter that a new release of an SDK adds fails here until it is decided."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import pytest
+from late import installed
+from scripted import new_access
+
+from agl.messages.google import camel
+from agl.trainer.gateway.dialects.chat import body as chat
+from agl.trainer.gateway.dialects.common import Refused
+from agl.trainer.gateway.dialects.google import body as google
+from agl.trainer.gateway.dialects.messages import body as messages
+from agl.trainer.gateway.dialects.responses import body as responses
+from agl.trainer.gateway.errors import RequestError
+
+USER = {"role": "user", "content": "hi"}
+CONTENT = {"role": "user", "parts": [{"text": "hi"}]}
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
+CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
+RESPONSES: dict[str, Any] = {"model": "m", "input": "hi"}
+MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [USER]}
+GOOGLE: dict[str, Any] = {"contents": [CONTENT]}
+
+HEADERS = {"betas"}
+"""Parameters of Anthropic's SDK that it sends as headers alone."""
+CLIENT = {
+    "http_options", "should_return_http_response", "automatic_function_calling", "automatic_continuation",
+}  # fmt: skip
+"""Options of Google's SDK that it does not send."""
+NO_EFFECT = {
+    "chat": set(),
+    "responses": {"output_schema"},
+    "messages": {"type", "cache_control", "eager_input_streaming", "input_examples"},
+    "google": {"response", "responseJsonSchema"},
+}
+"""API -> documented fields of a function that are taken and dropped: what caches, streams or describes."""
+
+
+def read_google(body: Mapping[str, Any]) -> Any:
+    return google.read(body, new_access())
+
+
+READERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "openai.types.chat.completion_create_params:CompletionCreateParamsBase": (chat.read, CHAT),
+    "openai.types.responses.response_create_params:ResponseCreateParamsBase": (responses.read, RESPONSES),
+    "anthropic.types.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
+    "anthropic.types.beta.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
+    "anthropic.types.message_count_tokens_params:MessageCountTokensParams": (messages.read, MESSAGES),
+}
+"""An SDK's type of parameters -> what reads them, and the fields without which nothing is read."""
+
+
+def of_sdk(name: str) -> Any:
+    """A type by its name, "module:Class"; the test is skipped without the SDK."""
+    module, _, kind = name.partition(":")
+    pytest.importorskip(module.partition(".")[0])
+    return getattr(import_module(module), kind)
+
+
+def annotations(kind: Any) -> dict[str, Any]:
+    """The fields of a TypedDict and their types; `Required` is left out."""
+    return typing.get_type_hints(kind)
+
+
+def literals(kind: Any) -> Iterator[Any]:
+    """The values that a type spells out, those of lists as lists."""
+    if typing.get_origin(kind) is typing.Literal:
+        yield from typing.get_args(kind)
+    elif typing.get_origin(kind) is list:
+        yield from ([value] for value in literals(typing.get_args(kind)[0]))
+    elif typing.get_origin(kind) is typing.Union:
+        for each in typing.get_args(kind):
+            yield from literals(each)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_null_is_taken_for_every_parameter(name: str) -> None:
+    read, base = READERS[name]
+    kind = of_sdk(name)
+    for field in annotations(kind).keys() - base.keys() - HEADERS:
+        try:
+            read(base | {field: None}, new_access())
+        except RequestError as error:
+            raise AssertionError(f"{name} has {field!r}, of which nothing is decided: {error.message}") from error
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_value_that_an_sdk_spells_out_is_taken_or_refused_by_name(name: str) -> None:
+    read, base = READERS[name]
+    count = 0
+    for field, values in annotations(of_sdk(name)).items():
+        for value in literals(values):
+            count += 1
+            if field in HEADERS:
+                continue
+            refused = refusal_of(lambda body: read(body, new_access()), base | {field: value})
+            assert refused is None or (refused.status, refused.param) == (400, field), (field, value)
+            assert refused is None or refused.message.startswith(field), (field, value)
+    assert count
+
+
+def test_null_is_taken_for_every_option_of_googles_sdk() -> None:
+    kind = of_sdk("google.genai.types:GenerateContentConfig")
+    for name in kind.model_fields.keys() - CLIENT:
+        field = next(iter(camel({name: None})))
+        bodies = [GOOGLE | {field: None}, GOOGLE | {"generationConfig": {field: None}}]
+        taken = [body for body in bodies if not refusal_of(read_google, body)]
+        assert taken, f"GenerateContentConfig has {name!r}, of which nothing is decided"
+
+
+def test_every_value_of_googles_enums_is_taken_or_refused_by_name() -> None:
+    types = of_sdk("google.genai.types:FunctionCallingConfigMode").__module__
+    module = import_module(types)
+    for resolution in module.MediaResolution:
+        assert refusal_of(read_google, GOOGLE | {"generationConfig": {"mediaResolution": resolution.value}}) is None
+    for modality in module.Modality:
+        refused = refusal_of(read_google, GOOGLE | {"generationConfig": {"responseModalities": [modality.value]}})
+        neutral = modality.value in ("TEXT", "MODALITY_UNSPECIFIED")
+        assert (refused is None) == neutral, modality
+        assert neutral or (refused and refused.param == "generationConfig.responseModalities")
+    declared = [{"functionDeclarations": [{"name": "f", "parametersJsonSchema": SCHEMA}]}]
+    for mode in module.FunctionCallingConfigMode:
+        calling = {"functionCallingConfig": {"mode": mode.value}}
+        assert refusal_of(read_google, GOOGLE | {"tools": declared, "toolConfig": calling}) is None, mode
+
+
+def refusal_of(read: Callable[[Any], Any], body: Any) -> RequestError | None:
+    try:
+        read(body)
+    except RequestError as error:
+        return error
+    return None
+
+
+# -- what is refused with a value -------------------------------------------------------------------------------------
+
+
+def at(path: str, field: str, value: Any) -> dict[str, Any]:
+    """A body of Google's API with a field at a place."""
+    function = {"name": "f", "parametersJsonSchema": SCHEMA}
+    match path:
+        case "":
+            return GOOGLE | {field: value}
+        case "toolConfig.functionCallingConfig.":
+            return GOOGLE | {"toolConfig": {"functionCallingConfig": {field: value}}}
+        case "tools.0.functionDeclarations.0.":
+            return GOOGLE | {"tools": [{"functionDeclarations": [function | {field: value}]}]}
+    return GOOGLE | {path[:-1]: {field: value}}
+
+
+PLACES: dict[str, tuple[Mapping[str, Refused], Callable[[str, Any], Any], Callable[[Any], Any], str]] = {
+    "Chat Completions": (chat.REFUSED, lambda f, v: CHAT | {f: v}, lambda b: chat.read(b, new_access()), ""),
+    "a message of Chat Completions": (
+        chat.REFUSED_OF_MESSAGE, lambda f, v: CHAT | {"messages": [USER | {f: v}]},
+        lambda b: chat.read(b, new_access()), "messages.0.",
+    ),
+    "Responses": (responses.REFUSED, lambda f, v: RESPONSES | {f: v}, lambda b: responses.read(b, new_access()), ""),
+    "a tool of Responses": (
+        responses.REFUSED_OF_TOOL,
+        lambda f, v: RESPONSES | {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA, f: v}]},
+        lambda b: responses.read(b, new_access()), "tools.0.",
+    ),
+    "Messages": (messages.REFUSED, lambda f, v: MESSAGES | {f: v}, lambda b: messages.read(b, new_access()), ""),
+    "a tool of Messages": (
+        messages.REFUSED_OF_TOOL, lambda f, v: MESSAGES | {"tools": [{"name": "f", "input_schema": SCHEMA, f: v}]},
+        lambda b: messages.read(b, new_access()), "tools.0.",
+    ),
+    **{
+        f"Google's {path or 'body'}": (refused, lambda f, v, path=path: at(path, f, v), read_google, shown)
+        for path, refused, shown in (
+            ("", google.REFUSED_OF_BODY, ""),
+            ("generationConfig.", google.REFUSED_OF_CONFIG, "generationConfig."),
+            ("toolConfig.", google.REFUSED_OF_TOOL_CONFIG, "toolConfig."),
+            ("toolConfig.functionCallingConfig.", google.REFUSED_OF_CALLING, "functionCallingConfig."),
+            ("tools.0.functionDeclarations.0.", google.REFUSED_OF_FUNCTION, "tools.0.functionDeclarations.0."),
+        )
+    },
+}  # fmt: skip
+"""Where documented fields are refused -> which, a body with one of them, what reads it, and what precedes its name."""
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_neutral_value_is_taken_and_any_other_is_refused_by_name(place: str) -> None:
+    table, body, read, where = PLACES[place]
+    assert table
+    for field, refused in table.items():
+        for value in (None, *refused.neutral):
+            read(body(field, value))
+        for value in ("anything else", {"any": "thing"}, [1], 7):
+            with pytest.raises(RequestError) as raised:
+                read(body(field, value))
+            error = raised.value
+            assert (error.status, error.code, error.param) == (400, "unsupported_parameter", where + field)
+            assert error.message.startswith(f"{where}{field} ")
+
+
+def test_what_asks_for_nothing_does_not_change_a_request() -> None:
+    for table, base, read in (
+        (chat.REFUSED, CHAT, chat.read),
+        (responses.REFUSED, RESPONSES, responses.read),
+        (messages.REFUSED, MESSAGES, messages.read),
+    ):
+        neutral = {field: refused.neutral[-1] if refused.neutral else None for field, refused in table.items()}
+        assert read(base | neutral, new_access()).chat == read(base, new_access()).chat
+
+
+def test_a_misspelt_field_is_refused_even_when_it_is_null() -> None:
+    for read, base in READERS.values():
+        with pytest.raises(RequestError, match=r"unknown field 'temprature'; did you mean 'temperature'\?"):
+            read(base | {"temprature": None}, new_access())
+    with pytest.raises(RequestError, match=r"unknown field 'generationConfig.topp'; did you mean 'topP'\?"):
+        read_google(GOOGLE | {"generationConfig": {"topp": None}})
+
+
+# -- the fields of a function -----------------------------------------------------------------------------------------
+
+FUNCTIONS = {
+    "chat": ("openai.types.shared_params.function_definition:FunctionDefinition", {}),
+    "responses": ("openai.types.responses.function_tool_param:FunctionToolParam", responses.REFUSED_OF_TOOL),
+    "messages": ("anthropic.types.beta.beta_tool_param:BetaToolParam", messages.REFUSED_OF_TOOL),
+    "google": ("google.genai.types:FunctionDeclaration", google.REFUSED_OF_FUNCTION),
+}
+HELD = {
+    "chat": {"name", "description", "parameters", "strict"},
+    "responses": {"type", "name", "description", "parameters", "strict"},
+    "messages": {"name", "description", "input_schema", "strict"},
+    "google": {"name", "description", "parameters", "parametersJsonSchema"},
+}
+"""API -> the fields of a function that the policy sees or is held to."""
+
+
+@pytest.mark.parametrize("api", FUNCTIONS)
+def test_every_field_of_a_function_is_decided(api: str) -> None:
+    name, refused = FUNCTIONS[api]
+    kind = of_sdk(name)
+    fields = camel(kind.model_fields) if api == "google" else annotations(kind)
+    undecided = fields.keys() - HELD[api] - NO_EFFECT[api] - refused.keys()
+    assert undecided == set(), f"{name} has fields of which nothing is decided"
+
+
+def test_what_the_sdks_need_is_there() -> None:
+    """That all of this is not skipped where the tests of a change run."""
+    if not all(installed(name) for name in ("openai", "anthropic", "google.genai")):
+        pytest.skip("an environment with one SDK alone")
+    for name in (*READERS, *(name for name, _ in FUNCTIONS.values())):
+        assert of_sdk(name)

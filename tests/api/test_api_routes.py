@@ -1,0 +1,258 @@
+"""What the APIs have around their answers: models, errors of what is not served, ids of requests."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import httpx
+import pytest
+from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving
+from sdk_clients import anthropic_client, google_client, openai_client
+
+from agl.errors import EngineError
+
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+HEADERS = {
+    "openai": lambda key: {"authorization": f"Bearer {key}"},
+    "anthropic": lambda key: {"x-api-key": key, "anthropic-version": "2023-06-01"},
+    "google": lambda key: {"x-goog-api-key": key},
+}
+"""Provider -> the headers of its clients."""
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_the_models_of_openais_sdk() -> None:
+    import openai
+
+    async with serving(["x"]) as rig:
+        client = openai_client(await rig.attempt())
+        assert [(m.id, m.object, m.owned_by) async for m in client.models.list()] == [("policy", "model", "agl")]
+        assert (await client.models.retrieve("policy")).id == "policy"
+        with pytest.raises(openai.NotFoundError, match="no policy 'gpt-5' is served here") as raised:
+            await client.models.retrieve("gpt-5")
+    assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize("base", ["", "/v1"])
+@in_loop
+async def test_the_models_of_anthropics_sdk(base: str) -> None:
+    async with serving(ScriptedEngine(quick_tokenizer(), ["x"], max_context=500)) as rig:
+        attempt = await rig.attempt()
+        async with anthropic_client(attempt, attempt.url().removesuffix("/v1") + base) as client:
+            (model,) = [m async for m in client.models.list(limit=10)]
+            assert await client.models.retrieve("policy") == model
+            with pytest.raises(Exception, match="no policy 'claude' is served here") as raised:
+                await client.models.retrieve("claude")
+    assert (model.id, model.type, model.display_name, model.created_at.year) == ("policy", "model", "policy", 1970)
+    shown = model.model_dump()
+    assert (shown["max_input_tokens"], shown["lifecycle"]) == (500, "active")
+    # As strictly as the SDK's own types read it; a client reads anything.
+    type(model).model_validate(model.model_dump(), strict=True)
+    body: Any = raised.value
+    assert (body.status_code, body.body["type"], body.body["error"]["type"]) == (404, "error", "not_found_error")
+
+
+@pytest.mark.parametrize("options", [{}, {"api_version": "v1"}, {"api_version": "v1alpha"}], ids=str)
+@pytest.mark.parametrize("base", ["", "/v1"])
+@in_loop
+async def test_the_models_of_googles_sdk(base: str, options: dict[str, str]) -> None:
+    async with serving(ScriptedEngine(quick_tokenizer(), ["x"], max_context=500)) as rig:
+        attempt = await rig.attempt()
+        async with google_client(attempt, attempt.url().removesuffix("/v1") + base, **options) as client:
+            (model,) = [m async for m in await client.models.list()]
+            assert (await client.models.get(model="policy")).name == model.name == "models/policy"
+            assert (await client.models.generate_content(model=model.name, contents="hi")).text == "x"
+            with pytest.raises(Exception, match="no policy 'gemini' is served here") as raised:
+                await client.models.get(model="gemini")
+    assert (model.display_name, model.input_token_limit, model.output_token_limit) == ("policy", 500, 500)
+    assert model.supported_actions == ["generateContent", "countTokens"]
+    error: Any = raised.value
+    assert (error.code, error.status) == (404, "NOT_FOUND")
+
+
+@in_loop
+async def test_models_need_the_attempts_key_in_every_form() -> None:
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for provider, headers in HEADERS.items():
+                for path in ("models", "models/policy"):
+                    answer = await http.get(f"{attempt.url()}/{path}", headers=headers("wrong"))
+                    assert answer.status_code == 401, path
+                    assert error_of(provider, answer)[0] == {
+                        "openai": "authentication_error", "anthropic": "authentication_error",
+                        "google": "UNAUTHENTICATED",
+                    }[provider]  # fmt: skip
+
+
+# -- what is not served -----------------------------------------------------------------------------------------------
+
+
+def error_of(provider: str, answer: httpx.Response) -> tuple[str, str]:
+    """The type and the message of an error, which must be in the provider's form."""
+    body = answer.json()
+    error = body["error"]
+    match provider:
+        case "openai":
+            assert {*body} == {"error"}
+            assert {*error} == {"message", "type", "param", "code"}
+            return error["type"], error["message"]
+        case "anthropic":
+            assert ({*body}, body["type"]) == ({"type", "error"}, "error")
+            assert {*error} == {"type", "message"}
+            return error["type"], error["message"]
+    assert {*body} == {"error"}
+    assert {*error} == {"code", "message", "status"}
+    assert error["code"] == answer.status_code
+    return error["status"], error["message"]
+
+
+UNSERVED = [
+    ("openai", "POST", "v1/embeddings", 404),
+    ("openai", "POST", "v1/audio/speech", 404),
+    ("openai", "POST", "v1/conversations", 404),
+    ("openai", "GET", "v1/files", 404),
+    ("openai", "GET", "v1/chat/completions", 405),
+    ("openai", "PUT", "v1/responses", 405),
+    ("openai", "POST", "v1/responses/compact", 404),
+    ("openai", "POST", "v1/chat/completions/", 404),
+    ("anthropic", "POST", "v1/messages/batches", 404),
+    ("anthropic", "GET", "v1/messages/batches/msgbatch_1", 404),
+    ("anthropic", "GET", "v1/messages", 405),
+    ("anthropic", "POST", "v1/files", 404),
+    ("anthropic", "POST", "v1/v1/messages/batches", 404),
+    ("anthropic", "DELETE", "v1/models/policy", 405),
+    ("google", "POST", "v1beta/models/m:embedContent", 404),
+    ("google", "POST", "v1/v1beta/models/m:batchGenerateContent", 404),
+    ("google", "POST", "v1/models/m:predict", 404),
+    ("google", "POST", "v1beta/interactions", 404),
+    ("google", "POST", "v1beta/cachedContents", 404),
+    ("google", "GET", "v1beta/files", 404),
+    ("google", "PUT", "v1beta/models", 405),
+]
+
+
+@in_loop
+async def test_what_is_not_served_is_refused_in_the_form_of_its_api() -> None:
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        base = attempt.url().removesuffix("/v1")
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for provider, method, path, status in UNSERVED:
+                answer = await http.request(method, f"{base}/{path}", headers=HEADERS[provider](attempt.key))
+                assert answer.status_code == status, (method, path, answer.text)
+                kind, message = error_of(provider, answer)
+                refused = {"openai": "invalid_request_error", "anthropic": "invalid_request_error"}
+                missing = {"openai": "not_found_error", "anthropic": "not_found_error", "google": "NOT_FOUND"}
+                assert kind == (missing if status == 404 else refused).get(provider, "INVALID_ARGUMENT"), path
+                assert f"{method} " in message
+                assert "is not served" in message
+                if status == 405:
+                    assert answer.headers["allow"]
+        assert await attempt.close() == []
+
+
+@in_loop
+async def test_the_api_of_a_path_is_told_without_headers() -> None:
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        # An agent can be called after another API's path.
+        base = attempt.url("v1/messages").removesuffix("/v1")
+        async with httpx.AsyncClient(trust_env=False, headers={"authorization": "Bearer wrong"}) as http:
+            for provider, method, path in (
+                ("openai", "POST", "v1/chat/completions"),
+                ("openai", "GET", "v1/unknown"),
+                ("anthropic", "POST", "v1/messages/count_tokens"),
+                ("google", "POST", "v1beta/models/m:generateContent"),
+                ("google", "POST", "v1/models/m:countTokens"),
+            ):
+                error_of(provider, await http.request(method, f"{base}/{path}", json={}))
+
+
+# -- ids of requests --------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_the_sdk_of_openai_shows_the_id_of_the_recorded_call() -> None:
+    import openai
+
+    script = ["x", "x", "x", "x", EngineError("no engine")]
+    async with serving(script) as rig:
+        attempt = await rig.attempt()
+        client = openai_client(attempt)
+        chat = await client.chat.completions.create(model="m", messages=[USER])
+        response = await client.responses.create(model="m", input="hi")
+        ids = [chat._request_id, response._request_id]
+        for resource, asked in (
+            (client.chat.completions, {"messages": [USER]}), (client.responses, {"input": "hi"})
+        ):  # fmt: skip
+            raw = await resource.with_raw_response.create(model="m", stream=True, **asked)
+            ids.append(raw.request_id)
+            async for _ in raw.parse():
+                pass
+        for asked in ({}, {"temperature": 9}):
+            with pytest.raises(openai.APIStatusError) as raised:
+                await client.chat.completions.create(model="m", messages=[USER], **asked)
+            ids.append(raised.value.request_id)
+        calls = await attempt.close()
+    assert ids == [call.id for call in calls]
+    assert (chat.id, response.id) == tuple(ids[:2])
+
+
+@in_loop
+async def test_the_sdk_of_anthropic_shows_the_id_of_the_recorded_call() -> None:
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        async with anthropic_client(attempt) as client:
+            asked: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [USER]}
+            message = await client.messages.create(**asked)
+            async with client.messages.stream(**asked) as stream:
+                streamed = stream.response.headers["request-id"]
+                await stream.get_final_message()
+            with pytest.raises(Exception, match="max_tokens") as raised:
+                await client.messages.create(**asked | {"max_tokens": 0})
+            counted = await client.messages.count_tokens(model="m", messages=[USER])
+        calls = await attempt.close()
+    refused: Any = raised.value
+    assert [message._request_id, streamed, refused.request_id] == [call.id for call in calls]
+    assert counted._request_id.startswith("req_")
+
+
+@in_loop
+async def test_every_other_answer_has_an_id_too() -> None:
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        base = attempt.url().removesuffix("/v1")
+        seen = set()
+        async with httpx.AsyncClient(trust_env=False) as http:
+            for provider, method, path, _ in [*UNSERVED, ("google", "GET", "v1beta/models", 200)]:
+                for key in (attempt.key, "wrong"):
+                    answer = await http.request(method, f"{base}/{path}", headers=HEADERS[provider](key))
+                    found = answer.headers["request-id" if provider == "anthropic" else "x-request-id"]
+                    assert re.fullmatch("req_[0-9a-f]{32}", found)
+                    seen.add(found)
+    assert len(seen) == 2 * (len(UNSERVED) + 1)
+
+
+@in_loop
+async def test_an_unexpected_failure_has_the_id_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(attempt: Attempt) -> httpx.Response:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            body = {"messages": [USER]}
+            return await http.post(
+                f"{attempt.url()}/chat/completions", json=body, headers=HEADERS["openai"](attempt.key)
+            )
+
+    async with serving([ZeroDivisionError("a bug")]) as rig:
+        attempt = await rig.attempt()
+        with caplog.at_level(logging.ERROR, "agl.gateway"):
+            answer = await ask(attempt)
+        (call,) = await attempt.close()
+    assert answer.status_code == 500
+    assert answer.headers["x-request-id"] == call.id
+    assert f"request {call.id} failed" in caplog.text
