@@ -892,6 +892,21 @@ MUTATIONS = (
         "access = self._accesses.get((rollout_id, attempt))\n",
         unit("gateway_security", "test_a_key_dies_with_its_attempt"),
     ),
+    # -- what the four APIs say of an answer --------------------------------------------------------------------------
+    Mutation(
+        "an answer that ends within a tool call is a whole one",
+        "trainer/gateway/gateway.py",
+        'if finish_reason == "cancelled" or parsed.unfinished else',
+        'if finish_reason == "cancelled" else',
+        unit("cut_answers", "test_an_answer_that_is_cut_anywhere_says_so"),
+    ),
+    Mutation(
+        "an answer that was cut within JSON is a whole one",
+        "trainer/rendering/toolparsers.py",
+        'lambda match: "" if match[1] else "{"',
+        'lambda match: ""',
+        unit("toolparsers", "test_an_answer_that_ends_within_its_second_call_is_unfinished"),
+    ),
     # -- tracing and routing ------------------------------------------------------------------------------------------
     Mutation(
         "the provider's key sent to the gateway",

@@ -385,8 +385,9 @@ class Gateway:
         call_id = pending.call_id(k)
         access.sessions.remember(match, call_id, session, choice.prompt, completion.token_ids, message)
         cached = match.parent.prompt_ids.size + match.parent.response_ids.size if match.parent else 0
-        # The APIs have no finish reason for an answer that the engine aborted: to the client it is one cut short.
-        shown_reason = "length" if finish_reason == "cancelled" else finish_reason
+        # The APIs have no finish reason for an answer that the engine aborted, or that a stop token or text ends within
+        # a tool call: to the client it is one cut short, not one whose other calls are all that the policy wants.
+        shown_reason = "length" if finish_reason == "cancelled" or parsed.unfinished else finish_reason
         return Reply(call_id, message, completion, shown_reason, choice.prompt.size, cached)
 
     # -- records ------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ class PackageRenderer(TokenText):
             elif call.name and isinstance(call.arguments, dict) and call.status in _READABLE:
                 yield tool_call(call.name, call.arguments, raw, call.id)
             else:
-                yield Malformed(raw)
+                yield Malformed(raw, call is calls[-1] and call.status is ToolCallParseStatus.UNCLOSED_BLOCK)
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages in the form that `render` takes."""
