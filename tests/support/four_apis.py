@@ -57,7 +57,7 @@ async def clients(attempt: Attempt) -> AsyncIterator[dict[str, Any]]:
     from google import genai
 
     http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
-    own = {"client_args": {"trust_env": False}, "async_client_args": {"trust_env": False}}
+    own: Any = {"client_args": {"trust_env": False}, "async_client_args": {"trust_env": False}}
     openai = attempt.client()
     base = attempt.url().removesuffix("/v1")
     async with anthropic.AsyncAnthropic(
