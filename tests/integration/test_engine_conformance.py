@@ -43,7 +43,7 @@ class Stepped:
             for event in self.engine.step():
                 done, on_tokens = self._calls[event.request_id]
                 if isinstance(event, Tokens):
-                    on_tokens(event.token_ids, event.logprobs)
+                    on_tokens(event.token_ids, event.logprobs, *([event.top] if event.top else ()))
                 elif not done.done():
                     if isinstance(event, Failed):
                         done.set_exception(event.error)

@@ -112,15 +112,18 @@ class EngineSuite:
     def test_what_is_streamed_is_the_answer(self, runner, engine):
         async def one(i: int):
             seen: list[tuple[int, float]] = []
+            seen_top: list[list[tuple[int, float]]] = []
             threads = set()
 
-            def on_tokens(ids, logprobs):
+            def on_tokens(ids, logprobs, top=()):
                 threads.add(threading.current_thread())
                 seen.extend(zip(ids, logprobs, strict=True))
+                seen_top.extend(map(list, top))
 
             sampling = Sampling(max_tokens=3 + i, seed=i, top_logprobs=i % 3)
             answer = await engine.generate(Request(prompts(8)[i], sampling, session=f"s{i}"), on_tokens=on_tokens)
             assert threads == {threading.current_thread()}
+            assert seen_top == [list(top) for top in answer.top_logprobs]
             return seen, answer
 
         async def all_of_them():

@@ -60,6 +60,7 @@ class ScriptedEngine:
         script: lines, or a function of what was asked.
         paused: wait for `resume.set()` after the first token of a stream, and before any other answer.
         seconds: between a stream's tokens; with none, how many of them are sent at once depends on who runs next.
+        caches: report what a prompt has in common with an earlier request and its answer as reused.
 
     Attributes:
         asked: every call, in order. cancelled: how many were. running: how many there are now, most at once: `peak`.
@@ -74,9 +75,12 @@ class ScriptedEngine:
         max_context: int = 4096,
         paused: bool = False,
         seconds: float = 0.0,
+        caches: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
         self.seconds = seconds
+        self.caches = caches
+        self._computed: list[IntArray] = []
         self.max_context = max_context
         self.asked: list[Asked] = []
         self.cancelled = self.running = self.peak = self.version = 0
@@ -107,9 +111,10 @@ class ScriptedEngine:
             ids = [*self.encode(line), self.tokenizer.eos_token_id] if isinstance(line, str) else line
             finish = "length" if len(ids) > sampling.max_tokens else "stop"
             ids = ids[: sampling.max_tokens]
+            wants_top = sampling.top_logprobs > 0
             for i, token in enumerate(ids):
                 if on_tokens is not None:
-                    on_tokens([token], [logprob(token, i)])
+                    on_tokens([token], [logprob(token, i)], *([[_likeliest(token, i, sampling)]] if wants_top else ()))
                     await asyncio.sleep(self.seconds)
                     await self.resume.wait()
         except asyncio.CancelledError:
@@ -117,9 +122,23 @@ class ScriptedEngine:
             raise
         finally:
             self.running -= 1
-        top = [[(t, logprob(t, i) - k) for k in range(sampling.top_logprobs)] for i, t in enumerate(ids)]
+        top = [_likeliest(t, i, sampling) for i, t in enumerate(ids)] if wants_top else ()
         logprobs = np.asarray([logprob(t, i) for i, t in enumerate(ids)], np.float32)
-        return Completion(np.asarray(ids, np.int32), logprobs, finish, version, top if sampling.top_logprobs else ())
+        reused = max((_common(request.prompt_ids, earlier) for earlier in self._computed), default=0)
+        if self.caches:
+            self._computed.append(np.concatenate([request.prompt_ids, np.asarray(ids, np.int32)]))
+        return Completion(np.asarray(ids, np.int32), logprobs, finish, version, top, reused)
+
+
+def _common(prompt: IntArray, earlier: IntArray) -> int:
+    """How many ids of a prompt are the beginning of earlier ones."""
+    size = min(prompt.size, earlier.size)
+    differ = np.flatnonzero(prompt[:size] != earlier[:size])
+    return int(differ[0]) if differ.size else size
+
+
+def _likeliest(token: int, position: int, sampling: Sampling) -> list[tuple[int, float]]:
+    return [(token, logprob(token, position) - k) for k in range(sampling.top_logprobs)]
 
 
 def logprob(token: int, position: int) -> float:

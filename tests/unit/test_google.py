@@ -123,7 +123,7 @@ async def test_an_answer_and_its_call() -> None:
     prompt, sampled = call.prompt_ids.size, call.response_ids.size
     assert answer["usageMetadata"] == {
         "promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled,
-        "cachedContentTokenCount": 0,
+        "cachedContentTokenCount": 0, "thoughtsTokenCount": 0,
     }  # fmt: skip
     assert call.agent == "agent"
     assert call.request["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
@@ -554,7 +554,7 @@ async def test_ten_turns_drift_by_nothing(form: Any, echo: Any) -> None:
     for i in range(10):
         two = tool_call(f"{i} + {i}").replace('"arguments": ', '"arguments":   ') + "\n" + tool_call(f"{i} * {i}")
         lines += ["I look — naïvely.\n" + two, f"It is {2 * i} — naïvely  "]
-    async with serving(lines) as rig:
+    async with serving(ScriptedEngine(quick_tokenizer(), lines, caches=True)) as rig:
         attempt = await rig.attempt()
         contents: list[Any] = []
         for i in range(10):

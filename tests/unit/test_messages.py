@@ -407,7 +407,7 @@ async def test_ten_turns_drift_by_nothing(ask: Any) -> None:
     for i in range(10):
         two = tool_call(f"{i} + {i}").replace('"arguments": ', '"arguments":   ') + "\n" + tool_call(f"{i} * {i}")
         lines += ["I look — naïvely.\n" + two, f"It is {2 * i} — naïvely  "]
-    async with serving(lines) as rig:
+    async with serving(ScriptedEngine(quick_tokenizer(), lines, caches=True)) as rig:
         attempt = await rig.attempt()
         messages: list[Any] = []
         for i in range(10):

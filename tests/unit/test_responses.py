@@ -16,7 +16,7 @@ from scripted import Attempt, ScriptedEngine, in_loop, new_access, quick_tokeniz
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import ConfigError, EngineError
-from agl.trainer.gateway.dialects.responses.answer import response_object
+from agl.trainer.gateway.dialects.responses.answer import input_items, response_object
 from agl.trainer.gateway.dialects.responses.body import read
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
@@ -333,8 +333,9 @@ def test_no_body_brings_it_down(body):
         asked = read(body, access)
         rendering_of(quick_tokenizer()).prompt(asked.chat.messages, asked.chat.tools, force_tool=asked.chat.force_tool)
         Sessions().match("policy", asked.chat.messages, asked.chat.tools)
-        access.responses.add("resp_1", asked.previous, asked.new, [])
-        json.dumps(response_object("resp_1", "policy", asked.body, "completed", 0.0))
+        response = response_object("resp_1", "policy", asked.body, "completed", 0.0)
+        access.responses.add(response, asked.previous, asked.new, input_items("resp_1", asked.body.input))
+        json.dumps([response, *access.responses.find("resp_1").input])
     except (RequestError, ConfigError):
         return
     assert asked.new

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from scripted import in_loop, quick_tokenizer, serving, tool_call
+from scripted import ScriptedEngine, in_loop, quick_tokenizer, serving, tool_call
 from test_responses import THOUGHT, TOOLS, ask
 from tiny_tokenizers import template_tokenizer
 
@@ -37,7 +37,7 @@ def _turns(n: int) -> list[str]:
 
 @in_loop
 async def test_ten_turns_by_previous_response_id_drift_by_nothing():
-    async with serving(_turns(10)) as rig:
+    async with serving(ScriptedEngine(quick_tokenizer(), _turns(10), caches=True)) as rig:
         attempt = await rig.attempt()
         previous = None
         for i in range(10):
@@ -144,11 +144,13 @@ async def test_an_unknown_response_is_not_found():
 def test_a_history_that_is_sent_again_is_kept_once():
     stored = StoredResponses()
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    stored.add("resp_1", None, messages, [])
-    stored.add("resp_2", None, [dict(m) for m in messages], [])
-    first, second = (stored.get(i).conversation() for i in ("resp_1", "resp_2"))
-    assert first == second == messages
-    assert all(a is b for a, b in zip(first, second, strict=True))
+    for response_id in ("resp_1", "resp_2"):
+        response = {"id": response_id, "output": [], "tools": [dict(TOOLS[0])], "instructions": None, "text": {}}
+        stored.add(response, None, [dict(m) for m in messages], [dict(m) for m in messages])
+    first, second = (stored.get(i) for i in ("resp_1", "resp_2"))
+    assert first.conversation() == second.conversation() == messages
+    kept = [(*r.conversation(), *r.input, r.response["tools"]) for r in (first, second)]
+    assert all(a is b for a, b in zip(*kept, strict=True))
 
 
 @pytest.mark.parametrize("style", ["history", "previous_response_id"])

@@ -124,6 +124,33 @@ def test_white_space_after_a_broken_call_hides_it_from_nobody(name: str, bad: st
     assert (message.content, message.malformed, len(message.tool_calls)) == (bad, (bad,), 1)
 
 
+CALL = '{"name": "a", "arguments": {"x": "{\\\\\\"[", "y": [1]}}'
+WHOLE = {
+    "hermes": f"Well.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>",
+    "xml": "Well.\n" + 2 * "<tool_call>\n<function=a>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>",
+    "llama": f"{CALL}; {CALL}",
+    "mistral": f"Well.[TOOL_CALLS] [{CALL}, {CALL}]",
+}
+MARKS = {"hermes": "<tool_call>", "xml": "<tool_call>", "llama": "{", "mistral": "[TOOL_CALLS]"}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_that_ends_within_its_second_call_is_unfinished(name: str):
+    text, mark = WHOLE[name], MARKS[name]
+    assert len(calls(read(name, text))) == 2
+    assert not read(name, text).unfinished
+    second = text.rindex(CALL) if name in ("llama", "mistral") else text.rindex(mark) + len(mark)
+    for end in range(second, len(text)):
+        # Llama's second call begins after the separator.
+        assert read(name, text[:end]).unfinished == (text[:end].rstrip("; ") != CALL), text[:end]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_broken_call_that_has_its_end_is_finished(name: str):
+    text = WHOLE[name].replace(CALL, "{broken}").replace("<function=a>", "") + ("" if name == "llama" else "\nDone.")
+    assert not read(name, text).unfinished
+
+
 @pytest.mark.parametrize("text", ['{"answer": 42}', "The set {1, 2}.", "", "{"])
 def test_json_that_is_no_call_is_an_answer(text: str):
     message = read("llama", text)

@@ -125,6 +125,22 @@ def test_a_server_that_is_not_ready_is_asked_again() -> None:
         assert len(server.seen) == 5
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_the_server_reused_of_a_prompt(streamed: bool) -> None:
+    usage = {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 1}}
+
+    def script(body: dict[str, Any], n: int) -> tuple[int, Any]:
+        if not body.get("stream"):
+            return 200, {"choices": [good(body)], "usage": usage}
+        assert body["stream_options"] == {"include_usage": True}
+        chunks = [{"choices": [good(body)]}, {"choices": [], "usage": usage}]
+        return 200, [b"data: %s\n\n" % json.dumps(chunk).encode() for chunk in chunks] + [b"data: [DONE]\n\n", b""]
+
+    with serving(script) as server:
+        answer = ask(server, on_tokens=(lambda *tokens: None) if streamed else None)
+    assert (answer.cached_tokens, answer.finish_reason, answer.token_ids.size) == (1, "length", 3)
+
+
 def test_what_may_have_been_sampled_is_not_asked_again() -> None:
     with serving(lambda body, n: (500, {"error": {"message": "boom", "code": 500}})) as server:
         with pytest.raises(EngineError, match=r"refuses \(500\): boom") as raised:

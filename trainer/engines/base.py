@@ -66,7 +66,7 @@ def json_grammar(
             text that begins otherwise.
         several: whether forms with a trigger may follow each other.
         reasoning: whether the answer goes on with any text up to `</think>` before that ("open"), or may begin with
-            `<think>` and such a text ("possible"). Both marks are then tokens that were added to the vocabulary.
+            `<think>` and such a text ("possible").
     """
     others = {"trigger": trigger, "otherwise": otherwise, "several": several, "reasoning": reasoning}
     return json.dumps({"forms": [*forms], "stop": [*stop_token_ids], **others})
@@ -102,8 +102,8 @@ class Completion:
         finish_reason: "stop" (stop token or text), "length", or "cancelled" (aborted, with the tokens sampled so far).
         policy_version: of the weights that sampled it; the oldest one if an update happened meanwhile.
         top_logprobs: per token, (token id, log-prob) of the most likely ones; empty unless requested.
-        cached_tokens: how many of the prompt's tokens were not computed, because an earlier request had computed them;
-            0 where the engine does not report it.
+        cached_tokens: how many of the prompt's tokens were not computed, because an earlier request had computed them:
+            what the agent's usage says, from which prices are computed. 0 where the engine does not report it.
         versions: (first token, version) of each stretch that one version has sampled; empty for one, or if unknown.
     """
 
@@ -116,8 +116,9 @@ class Completion:
     versions: Sequence[tuple[int, int]] = ()
 
 
-OnTokens = Callable[[Sequence[int], Sequence[float]], None]
-"""Called on the caller's event loop with tokens and log-probs as they come."""
+OnTokens = Callable[..., None]
+"""Called on the caller's event loop with tokens and log-probs as they come, two sequences; where the request has
+`top_logprobs`, with the tokens' alternatives as a third, in the form of `Completion.top_logprobs`."""
 
 
 @runtime_checkable

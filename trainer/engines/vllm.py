@@ -262,7 +262,8 @@ class VLLMEngine(ServedModel):
         self, body: Mapping[str, Any], headers: Mapping[str, str], top: int, on_tokens: OnTokens
     ) -> list[Part]:
         """The parts of an answer; `on_tokens` is called with each as it comes."""
-        data = orjson.dumps({**body, "stream": True}, option=orjson.OPT_SERIALIZE_NUMPY)
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        data = orjson.dumps({**body, **streamed}, option=orjson.OPT_SERIALIZE_NUMPY)
         session, parts = self._connections(), []
 
         async def begin() -> aiohttp.ClientResponse:
@@ -282,7 +283,7 @@ class VLLMEngine(ServedModel):
                     part = Part(choice(event), top)
                     parts.append(part)
                     if part.ids:
-                        on_tokens(part.ids, part.logprobs)
+                        on_tokens(part.ids, part.logprobs, *([part.top] if part.top else ()))
             except (aiohttp.ClientError, TimeoutError) as error:
                 n = sum(len(part.ids) for part in parts)
                 raise EngineError(

@@ -26,6 +26,9 @@ _IMPOSSIBLE = -9999.0
 """What vLLM's HTTP server writes for a log-prob of -inf."""
 
 
+_NOTHING = {"token_ids": [], "logprobs": {"token_logprobs": [], "top_logprobs": []}}
+
+
 class Part:
     """An answer, or a streamed part of one.
 
@@ -37,13 +40,14 @@ class Part:
         ids, logprobs: of its tokens.
         top: per token, (id, log-prob) of the likeliest ones.
         reason: why the answer ended; None in all parts but the last.
+        cached: how many of the prompt's tokens were not computed; 0 where the server does not say it.
         prompt_ids: of the request, in a part where the server repeats them.
 
     Raises:
         EngineError: the model failed, or the server leaves something out.
     """
 
-    __slots__ = ("ids", "logprobs", "prompt_ids", "reason", "top")
+    __slots__ = ("cached", "ids", "logprobs", "prompt_ids", "reason", "top")
 
     def __init__(self, choice: Mapping[str, Any], top: int) -> None:
         logprobs = choice.get("logprobs") or {}
@@ -60,6 +64,7 @@ class Part:
             raise EngineError("the model's output is not finite", hint="have its weights diverged?")
         self.top = [_likeliest(likeliest, top) for likeliest in logprobs["top_logprobs"]] if top else []
         self.prompt_ids: Sequence[int] = choice.get("prompt_token_ids") or ()
+        self.cached: int = choice.get("cached_tokens", 0)
         reason = choice.get("finish_reason")
         if reason is not None and reason not in _REASONS:
             raise EngineError(f"vLLM ended the answer for {reason!r}", hint=SEE_LOG)
@@ -81,11 +86,13 @@ def completion(parts: Sequence[Part], version: int) -> Completion:
         reason,
         version,
         [top for p in parts for top in p.top],
+        max(part.cached for part in parts),
     )
 
 
 def choice(text: bytes) -> dict[str, Any]:
-    """The only choice of an answer, or of a streamed part of one.
+    """The only choice of an answer, or of a streamed part of one, with the `cached_tokens` of its usage, which a server
+    with `--enable-prompt-tokens-details` reports.
 
     Raises:
         AglError: it is a refusal, or not vLLM's.
@@ -94,7 +101,11 @@ def choice(text: bytes) -> dict[str, Any]:
         answer = orjson.loads(text)
         if "error" in answer:
             raise refusal(int(answer["error"].get("code") or 500), text)
-        return answer["choices"][0]
+        usage = answer.get("usage") or {}
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        # A stream's usage comes after its last tokens.
+        found = _NOTHING if usage and not answer["choices"] else answer["choices"][0]
+        return found | {"cached_tokens": cached}
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise EngineError(f"not an answer of vLLM: {shown(text)}", hint=SEE_LOG) from None
 

@@ -24,6 +24,7 @@ from agl.trainer.gateway.dialects.google.body import read as read_google
 from agl.trainer.gateway.dialects.messages import MESSAGES
 from agl.trainer.gateway.dialects.messages.body import read as read_messages
 from agl.trainer.gateway.dialects.responses import RESPONSES
+from agl.trainer.gateway.dialects.responses.body import read as read_responses
 from agl.trainer.gateway.dialects.responses.items import NO_COMPACTION
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
@@ -57,6 +58,7 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         # In the order of their use: routes are tried one after another.
         Route(f"{http.PREFIX}/chat/completions", http.generation_endpoint(gateway, CHAT), methods=["POST"]),
         Route(f"{http.PREFIX}/responses", http.generation_endpoint(gateway, RESPONSES), methods=["POST"]),
+        *_responses_routes(gateway),
         *_messages_routes(gateway),
         *_google_routes(gateway),
         *extra_routes,
@@ -92,6 +94,24 @@ class WithRequestIds:
             await send(message)
 
         await self.app(scope, receive, send_with_id)
+
+
+def _responses_routes(gateway: Gateway) -> list[Route]:
+    """The routes of the Responses API beside the one that answers: what is stored, and how long a prompt is."""
+
+    async def count_tokens(request: Request) -> Response:
+        count = await http.count_tokens(gateway, request, read_responses)
+        return http.answer({"object": "response.input_tokens", "input_tokens": count})
+
+    endpoints = {
+        "input_tokens": (count_tokens, ["POST"]),
+        "{response}": (functools.partial(http.stored_response, gateway), ["GET", "DELETE"]),
+        "{response}/input_items": (functools.partial(http.input_items, gateway), ["GET"]),
+    }
+    return [
+        Route(f"{http.PREFIX}/responses/{path}", http.with_errors_of(RESPONSES, endpoint), methods=methods)
+        for path, (endpoint, methods) in endpoints.items()
+    ]
 
 
 def _messages_routes(gateway: Gateway) -> list[Route]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from agl.errors import ConfigError, RefusedAnswerError
@@ -66,7 +66,7 @@ class Choice:
         number: from 0.
         prompt: int32 [P], `forced` included.
         forced: int32 [F], the beginning of the answer that was written for the model.
-        ids, logprobs: tokens streamed so far.
+        ids, logprobs: tokens streamed so far. top: their alternatives, of a request with `top_logprobs`.
         recorded: whether its call is recorded.
     """
 
@@ -76,6 +76,7 @@ class Choice:
     ids: list[int]
     logprobs: list[float]
     recorded: bool = False
+    top: list[Sequence[tuple[int, float]]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +89,7 @@ class Reply:
         completion: the sampled tokens.
         finish_reason: "stop", "length" or "tool_calls".
         prompt_tokens: P.
-        cached_tokens: how many of the P continue an earlier call exactly.
+        reasoning_tokens: how many of the sampled tokens are reasoning.
     """
 
     call_id: str
@@ -96,7 +97,32 @@ class Reply:
     completion: Completion
     finish_reason: str
     prompt_tokens: int
-    cached_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """What the answers of one request took, which the APIs call usage.
+
+    Attributes:
+        prompt: tokens of the prompt. cached: how many of them the engine did not compute for this request.
+        sampled: tokens of all answers, stop tokens included. reasoning: how many of them are reasoning.
+    """
+
+    prompt: int
+    cached: int
+    sampled: int
+    reasoning: int
+
+    @classmethod
+    def of(cls, replies: Sequence[Reply]) -> TokenCounts:
+        """The counts of a request with these answers. The prompt was computed once for all of them."""
+        return cls(
+            replies[0].prompt_tokens,
+            min(reply.completion.cached_tokens for reply in replies),
+            sum(int(reply.completion.token_ids.size) for reply in replies),
+            sum(reply.reasoning_tokens for reply in replies),
+        )
 
 
 OnTokens = Callable[[Choice, Sequence[int]], None]

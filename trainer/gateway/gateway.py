@@ -345,9 +345,12 @@ class Gateway:
         session = match.parent.session if match.parent else pending.response_id
         session = f"{session}/{k}" if k else session
 
-        def on_sampled(ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        def on_sampled(
+            ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]] = ()
+        ) -> None:
             choice.ids.extend(ids)
             choice.logprobs.extend(logprobs)
+            choice.top.extend(top)
             assert on_tokens is not None
             on_tokens(choice, ids)
 
@@ -362,6 +365,10 @@ class Gateway:
             forced_ids=choice.forced,
             prompt_ids=choice.prompt,
         )
+        reasoned = 0
+        if parsed.reasoning:
+            size, count = completion.token_ids.size, served.rendering.reasoning_size
+            reasoned = await _off_loop(size, count, completion.token_ids, parsed, prompt_ids=choice.prompt)
         parsed = cut_at_stop(parsed, sampling.stop)
         message, tool_call_ids = assistant_message(parsed, lambda i: access.tool_call_id(pending.index, k, i))
         called = tool_call_ids and completion.finish_reason == "stop"
@@ -384,10 +391,10 @@ class Gateway:
         )
         call_id = pending.call_id(k)
         access.sessions.remember(match, call_id, session, choice.prompt, completion.token_ids, message)
-        cached = match.parent.prompt_ids.size + match.parent.response_ids.size if match.parent else 0
-        # The APIs have no finish reason for an answer that the engine aborted: to the client it is one cut short.
-        shown_reason = "length" if finish_reason == "cancelled" else finish_reason
-        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, cached)
+        # The APIs have no finish reason for an answer that the engine aborted, or that a stop token or text ends within
+        # a tool call: to the client it is one cut short, not one whose other calls are all that the policy wants.
+        shown_reason = "length" if finish_reason == "cancelled" or parsed.unfinished else finish_reason
+        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,41 @@ def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
     return generate
 
 
+async def stored_response(gateway: Gateway, request: Request) -> Response:
+    """The endpoint of a stored response: GET returns it, DELETE forgets it.
+
+    Raises:
+        RequestError: as `attempt_of`; 404, there is no such response.
+    """
+    responses, response_id = attempt_of(gateway, request).responses, request.path_params["response"]
+    if request.method == "DELETE":
+        responses.delete(response_id)
+        return answer({"id": response_id, "object": "response", "deleted": True})
+    return answer(responses.find(response_id).response)
+
+
+async def input_items(gateway: Gateway, request: Request) -> Response:
+    """The endpoint of what a stored response was asked: a page of its input's items.
+
+    Raises:
+        RequestError: as `attempt_of`; 404, there is no such response; 400, the page is not one.
+    """
+    items = [*attempt_of(gateway, request).responses.find(request.path_params["response"]).input]
+    query = request.query_params
+    limit = query.get("limit", "20")
+    if not limit.isdecimal() or not 1 <= int(limit) <= 100:
+        raise RequestError(400, f"limit is {limit!r}; it is 1 to 100", code="invalid_value", param="limit")
+    if query.get("order", "desc") != "asc":
+        items.reverse()
+    ids = [item["id"] for item in items]
+    if (after := query.get("after")) is not None and after not in ids:
+        raise RequestError(400, f"after is {after!r}, which is no item here", code="invalid_value", param="after")
+    first = 0 if after is None else ids.index(after) + 1
+    page = items[first : first + int(limit)]
+    ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+    return answer({"object": "list", "data": page, **ends, "has_more": first + len(page) < len(items)})
+
+
 async def count_tokens(gateway: Gateway, request: Request, reader: Callable[[Any, Access], DialectRequest[Any]]) -> int:
     """How many tokens the policy's rendering makes of a request's prompt; the request is no call.
 

@@ -22,10 +22,13 @@ class StoredResponse:
     Attributes:
         previous: the response that it continues.
         messages: those that it added to the conversation, the answer last.
+        response: as the API has it. input: the items of its request.
     """
 
     previous: StoredResponse | None
     messages: tuple[Message, ...]
+    response: Item
+    input: tuple[Item, ...]
 
     def conversation(self) -> list[Message]:
         """All messages up to and including the answer, without instructions."""
@@ -43,8 +46,9 @@ class StoredResponses:
 
     items: dict[str, Item] = field(default_factory=dict)
     _responses: dict[str, StoredResponse] = field(default_factory=dict)
-    _messages: dict[bytes, Message] = field(default_factory=dict)
-    """By their JSON's hash: a client that sends its whole history at each turn would fill the memory with copies."""
+    _shared: dict[bytes, Any] = field(default_factory=dict)
+    """Messages, tools and instructions by their JSON's hash: a client that sends them at each turn would fill the
+    memory with copies."""
 
     def get(self, response_id: str) -> StoredResponse:
         """A stored response.
@@ -62,18 +66,42 @@ class StoredResponses:
             )
         return self._responses[response_id]
 
+    def find(self, response_id: str) -> StoredResponse:
+        """A stored response, for a client that wants it back.
+
+        Raises:
+            RequestError: 404, this attempt has no such response, or it was not to be stored, or it was deleted.
+        """
+        if response_id not in self._responses:
+            raise RequestError(404, f"Response with id {response_id!r} not found.", code="not_found")
+        return self._responses[response_id]
+
     def add(
-        self, response_id: str, previous: StoredResponse | None, messages: Sequence[Message], items: Sequence[Item]
+        self, response: Item, previous: StoredResponse | None, messages: Sequence[Message], items: Sequence[Item]
     ) -> None:
         """Make a response continuable.
 
         Args:
-            response_id: of the response.
+            response: as the API has it.
             previous: the response that it continues.
             messages: those that it added, the answer last.
-            items: its output.
+            items: of its request.
         """
-        hashed = [(hashlib.blake2b(orjson.dumps(m), digest_size=16).digest(), m) for m in messages]
-        shared = tuple(self._messages.setdefault(key, m) for key, m in hashed)
-        self._responses[response_id] = StoredResponse(previous, shared)
-        self.items.update((item["id"], item) for item in items)
+        shared = tuple(map(self._share, messages))
+        stored = {**response, **{name: self._share(response[name]) for name in ("instructions", "tools", "text")}}
+        self._responses[response["id"]] = StoredResponse(previous, shared, stored, tuple(map(self._share, items)))
+        self.items.update((item["id"], item) for item in response["output"])
+
+    def delete(self, response_id: str) -> None:
+        """Forget a response; what continues it already is unchanged. Raises as `find`."""
+        for item in self.find(response_id).response["output"]:
+            self.items.pop(item["id"], None)
+        del self._responses[response_id]
+
+    def _share(self, value: Any) -> Any:
+        """`value`, or an equal one that is stored."""
+        try:
+            key = hashlib.blake2b(orjson.dumps(value), digest_size=16).digest()
+        except TypeError:  # an integer of more than 64 bits
+            return value
+        return self._shared.setdefault(key, value)

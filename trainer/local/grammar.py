@@ -21,6 +21,7 @@ from agl.errors import ConfigError
 from agl.extras import require
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import IntArray
+from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.toolchoice import CALL_ID
 
 _HIDDEN = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 0)
@@ -35,9 +36,6 @@ _NAMED, _NESTED = (
     {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf"},
 )
 """Keywords of JSON Schema: that can add properties; that hold schemas by name; that hold schemas."""
-
-
-REASONING = "<think>", "</think>"
 
 
 class Grammars:
@@ -155,9 +153,15 @@ class Grammars:
         """The rule that begins all others, by what comes before the answer."""
         if reasoning == "none":
             return "start: answer\n"
-        begin, end = map(self._text, REASONING)
-        first = f"thought: {begin if reasoning == 'possible' else ''} THOUGHT {end} /[ \\n]{{0,2}}/\n"
-        return f"start: thought{'?' if reasoning == 'possible' else ''} answer\n{first}THOUGHT: /(.|\\n)*/\n"
+        optional = reasoning == "possible"
+        begin = self._text(THINK) if optional else ""
+        ending = re.escape(END_THINK).replace("/", r"\/")
+        # The parser ends a thought at the first text of its end, however that is spelled.
+        if END_THINK in self._added:
+            thought, rule = f"THOUGHT {self._text(END_THINK)}", rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{ending}(.|\n)*/"
+        else:
+            thought, rule = "ended", rf"ended[lazy]: /(.|\n)*{ending}/"
+        return f"start: thought{'?' * optional} answer\nthought: {begin} {thought} /[ \\n]{{0,2}}/\n{rule}\n"
 
     def _text(self, text: str) -> str:
         """A text; llguidance spells none of the tokens that were added to the vocabulary."""

@@ -5,6 +5,7 @@ Invariant: importing this module loads no torch, so the parent never does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -132,11 +133,12 @@ class PolicyInfo:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens of a streaming request, as they come."""
+    """Tokens of a streaming request, as they come; `top` as in `Completion.top_logprobs`."""
 
     request_id: int
     token_ids: list[int]
     logprobs: list[float]
+    top: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 @dataclass(frozen=True, slots=True)

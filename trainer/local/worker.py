@@ -107,7 +107,7 @@ class Worker:
                 for event in self._engine.step():
                     answer, emit = self._answers[event.request_id]
                     if isinstance(event, Tokens):
-                        emit((event.token_ids, event.logprobs))
+                        emit((event.token_ids, event.logprobs, *([event.top] if event.top else ())))
                         continue
                     del self._answers[event.request_id]
                     if isinstance(event, Finished) and not answer.done():

@@ -325,6 +325,7 @@ def _options(spec: PolicySpec, info: PolicyInfo, dtype: str) -> list[object]:
     options: list[object] = [
         "--dtype", dtype, "--max-model-len", info.max_context, "--max-num-seqs", spec.max_batch, "--seed", spec.seed,
         "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log", "--disable-log-stats",
+        "--enable-prompt-tokens-details",
         "--structured-outputs-config", '{"backend": "guidance"}',
     ]  # fmt: skip
     if info.device.startswith("cuda"):

@@ -14,7 +14,8 @@ from agl.errors import ConfigError, ModelLoadError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
-from agl.trainer.rendering.token_text import TokenText
+from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
+from agl.trainer.rendering.token_text import CONTEXT, TokenText
 from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
 from agl.trainer.rendering.toolparsers import FORMATS, ParsedMessage, assemble, detect
 
@@ -43,6 +44,7 @@ class ChatTemplate(TokenText):
 
     Attributes:
         stop_token_ids: the tokenizer's end token and the tokens that the template ends an assistant's turn with.
+        thinks: whether `parse` reads reasoning, as it does where the template speaks of it.
 
     Raises:
         ModelLoadError: there is no chat template, or it does not show the model what a user says.
@@ -58,8 +60,8 @@ class ChatTemplate(TokenText):
                 hint="set tokenizer.chat_template and save it, or use an instruction-tuned model",
                 path=getattr(tokenizer, "name_or_path", None),
             ) from error
-        self._reasons = "reasoning_content" in source or "</think>" in source
-        marks = (self.encode("<think>"), self.encode("</think>"))
+        self.thinks = "reasoning_content" in source or END_THINK in source
+        marks = (self.encode(THINK), self.encode(END_THINK))
         self._marks = {ids[0] for ids in marks if len(ids) == 1}
         self._takes_parts = self._wants_parts()
         self._short_ids = self._wants_short_ids()
@@ -138,10 +140,10 @@ class ChatTemplate(TokenText):
         if self._short_ids and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
         reasoning = False
-        if self._reasons:
+        if self.thinks:
             answer = self.decode(response)
-            closed = "</think>" in answer
-            if not closed and ("<think>" in answer or self._opens_reasoning(prompt)):
+            closed = END_THINK in answer
+            if not closed and (THINK in answer or self._opens_reasoning(prompt)):
                 return "the answer was cut short inside its reasoning"
             marked = np.isin(prompt, [*self._marks]).any() if len(self._marks) == 2 else "think>" in self.decode(prompt)
             reasoning = closed or bool(marked)
@@ -150,15 +152,15 @@ class ChatTemplate(TokenText):
 
     def fork_reason(self, roles: tuple[str, ...], tools: bool, system: bool, reasoning: bool) -> str | None:
         """Why continuations with these new messages fork."""
-        return self._bridge.fork_reason(Kind(roles, tools, system, reasoning and self._reasons))
+        return self._bridge.fork_reason(Kind(roles, tools, system, reasoning and self.thinks))
 
     def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
         """The message in `ids`: an answer, with its forced beginning in front."""
         ids = ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids
         text = self.decode(ids)
         reasoning = None
-        if self._reasons and (self._opens_reasoning(prompt) or text.lstrip().startswith("<think>")):
-            reasoning, _, text = text.lstrip().removeprefix("<think>").partition("</think>")
+        if self.thinks and (self._opens_reasoning(prompt) or text.lstrip().startswith(THINK)):
+            reasoning, _, text = text.lstrip().removeprefix(THINK).partition(END_THINK)
             reasoning, text = reasoning.strip("\n"), text.lstrip("\n")
         pieces = self._format(text, tools) if tools and self._format else iter([text])
         return assemble(pieces, reasoning or None, self._clean)
@@ -175,7 +177,7 @@ class ChatTemplate(TokenText):
         return text
 
     def _opens_reasoning(self, prompt: IntArray) -> bool:
-        return self.decode(prompt[-8:]).rstrip().endswith("<think>")
+        return reasoning_state(self.decode(prompt[-CONTEXT:])) == "open"
 
     def _wants_parts(self) -> bool:
         """Whether the template shows contents only as lists of parts, as those of models that see images do."""

@@ -10,9 +10,10 @@ from renderers.base import RENDERER_REGISTRY, ParsedToolCall, ToolCallParseStatu
 from renderers.configs import DefaultRendererConfig, config_from_name
 
 from agl.errors import ConfigError, nearest
-from agl.mdp.types import IntArray
+from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, example
 from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
+from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.token_text import TokenText
 from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, assemble, tool_call
 
@@ -29,6 +30,7 @@ class PackageRenderer(TokenText):
 
     Attributes:
         stop_token_ids: the tokens that the renderer knows to end an assistant's turn.
+        thinks: whether `parse` reads reasoning between `<think>` and `</think>`.
 
     Raises:
         ConfigError: no such renderer, or the tokenizer lacks its control tokens.
@@ -53,6 +55,8 @@ class PackageRenderer(TokenText):
         self._name = name
         self._proofs: dict[tuple[tuple[str, ...], bool, bool, bool], str | None] = {}
         self.stop_token_ids = tuple(int(i) for i in self._renderer.get_stop_token_ids())
+        probe = self.parse(int_array(self.encode(f"{THINK}thought{END_THINK}answer")), None, int_array([]))
+        self.thinks = (probe.reasoning, probe.content) == ("thought", "answer")
 
     def render(self, messages: list[dict[str, Any]], tools: Tools, generation: bool) -> str:
         """The text of a conversation, up to the next assistant turn if `generation`."""
@@ -160,7 +164,7 @@ class PackageRenderer(TokenText):
             elif call.name and isinstance(call.arguments, dict) and call.status in _READABLE:
                 yield tool_call(call.name, call.arguments, raw, call.id)
             else:
-                yield Malformed(raw)
+                yield Malformed(raw, call is calls[-1] and call.status is ToolCallParseStatus.UNCLOSED_BLOCK)
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages in the form that `render` takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from agl.errors import ConfigError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.detokenizer import Detokenizer
 from agl.trainer.rendering.normalise import Message, Tools, normalise
+from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
+from agl.trainer.rendering.token_text import CONTEXT
 from agl.trainer.rendering.toolchoice import ForcedCall, forced_call
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
@@ -78,8 +81,7 @@ class Rendering:
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
         self._possible_calls: dict[str, ForcedCall | None] = {}
-        marks = [tokenizer.get_added_vocab().get(mark) for mark in ("<think>", "</think>")]
-        self._marks = None if None in marks else marks
+        self._marked = {THINK, END_THINK} <= tokenizer.get_added_vocab().keys()
 
     def prompt(
         self, messages: Sequence[Message], tools: Tools = None, *, force_tool: str | Literal[True] | None = None
@@ -119,12 +121,11 @@ class Rendering:
         return forced_call(self._model.render, tools, force_tool, ends)
 
     def reasoning(self, prompt: IntArray) -> Literal["none", "possible", "open"]:
-        """Whether an answer to this prompt can begin with reasoning that the vocabulary has marks for, or is inside it
-        already. Some generation prompts end with an empty one, so that there is none."""
-        if self._marks is None:
-            return "none"
-        begin, end = (mark in prompt[-3:] for mark in self._marks)
-        return "none" if end else "open" if begin else "possible"
+        """Whether `parse` reads reasoning at the beginning of an answer to this prompt, or whether the prompt has begun
+        it. Some generation prompts end with an empty one; and a model whose vocabulary has no marks for it reasons
+        where its prompt begins that, and nowhere else."""
+        state = reasoning_state(self._model.decode(prompt[-CONTEXT:])) if self._model.thinks else "none"
+        return "none" if state == "possible" and not self._marked else state
 
     def possible_call(self, tools: Tools) -> ForcedCall | None:
         """A call of any of these tools, if the chat template writes calls so that they can be told from other text."""
@@ -224,6 +225,25 @@ class Rendering:
         answer = np.concatenate([_array(forced_ids), _array(response_ids)])
         before = _array(prompt_ids[: len(prompt_ids) - len(forced_ids)])
         return self._model.parse(answer, tools or None, before)
+
+    def reasoning_size(self, response_ids: Ids, parsed: ParsedMessage, *, prompt_ids: Ids = ()) -> int:
+        """How many of the sampled tokens are reasoning, the marks around it included.
+
+        Args:
+            response_ids, prompt_ids: as for `parse`; reasoning is never forced. parsed: the result of `parse`.
+        """
+        ids, before = _array(response_ids), _array(prompt_ids)
+
+        def ended(size: int) -> bool:
+            return END_THINK in self._model.decode(ids[:size])
+
+        def holds_all(size: int) -> bool:
+            return self._model.parse(ids[:size], None, before).reasoning == parsed.reasoning
+
+        if not parsed.reasoning:
+            return 0
+        # Without this mark, the answer was cut, or has others.
+        return bisect.bisect_left(range(ids.size), True, key=ended if ended(ids.size) else holds_all)
 
     def encode(self, text: str) -> list[int]:
         """`text` as ids; control tokens in it are recognised, none is added."""

@@ -35,19 +35,22 @@ class ParsedMessage:
         reasoning: the text of the reasoning block; None if there is none.
         tool_calls: the calls, in order.
         malformed: raw text of each attempted call that could not be parsed, without white space around it.
+        unfinished: whether it ends within the last of them.
     """
 
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: tuple[str, ...] = ()
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Raw text of an attempted call that could not be parsed."""
+    """Raw text of an attempted call that could not be parsed; `unfinished` where the response ends within it."""
 
     raw: str
+    unfinished: bool = False
 
 
 Piece = str | ToolCall | Malformed
@@ -62,6 +65,7 @@ WASTED = 4
 _SPACE = re.compile(r"\s*+")
 _MISTRAL_CALL = re.compile(r"([\w.-]++)\s*+(?:\[CALL_ID\](\w++)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 _XML_HEAD = re.compile(r"\s*+<function=([^>\n]++)>")
+_JSON_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:(")|\\?\Z)', re.S)
 _XML_PARAMETER = re.compile(r"\s*+<parameter=([^>\n]++)>")
 
 ToolFormat = Callable[[str, Tools], Iterator[Piece]]
@@ -79,16 +83,19 @@ def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[st
     texts: list[str] = []
     calls: list[ToolCall] = []
     malformed: list[str] = []
+    unfinished = False
     for piece in pieces:
         if isinstance(piece, ToolCall):
             calls.append(piece)
         elif isinstance(piece, Malformed):
+            unfinished = unfinished or piece.unfinished
             malformed.append(piece.raw.strip())  # as the content is where there is a call
             texts.append(piece.raw)
         else:
             texts.append(clean(piece))
     content = "".join(texts)
-    return ParsedMessage(content.strip() if calls else content, reasoning, tuple(calls), tuple(malformed))
+    content = content.strip() if calls else content
+    return ParsedMessage(content, reasoning, tuple(calls), tuple(malformed), unfinished)
 
 
 def tool_call(name: str, arguments: dict[str, Any], raw: str, call_id: str | None = None) -> ToolCall | Malformed:
@@ -149,7 +156,8 @@ def hermes(text: str, tools: Tools) -> Iterator[Piece]:
         else:
             at = tags.block_end(start)
             wasted += end - start
-            yield Malformed(text[start:at])
+            raw = text[start:at]
+            yield Malformed(raw, at == len(text) and not raw.endswith("</tool_call>"))
     yield text[at:]
 
 
@@ -164,7 +172,7 @@ def xml_function(text: str, tools: Tools) -> Iterator[Piece]:
         yield text[at:start]
         at = tags.block_end(start)
         raw = text[start:at]
-        yield _xml_call(raw, tools) if raw.endswith("</tool_call>") else Malformed(raw)
+        yield _xml_call(raw, tools) if raw.endswith("</tool_call>") else Malformed(raw, at == len(text))
     yield text[at:]
 
 
@@ -185,7 +193,7 @@ def bare_json(text: str, tools: Tools) -> Iterator[Piece]:
         value, end = _raw_decode(body, at)
         call = call_from(value, body[at:end])
         if isinstance(call, Malformed):
-            yield Malformed(text)
+            yield Malformed(text, _is_open(body))
             return
         calls.append(call)
         at = end
@@ -194,28 +202,30 @@ def bare_json(text: str, tools: Tools) -> Iterator[Piece]:
     if calls:
         yield from calls
     else:
-        yield Malformed(text)
+        yield Malformed(text, unfinished=True)
 
 
 def mistral(text: str, tools: Tools) -> Iterator[Piece]:
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, newer: `[TOOL_CALLS]NAME[ARGS]{...}`."""
     head, *attempts = text.split("[TOOL_CALLS]")
     yield head
-    for attempt in attempts:
+    for i, attempt in enumerate(attempts, 1):
         raw = "[TOOL_CALLS]" + attempt
         body = attempt.strip()
+        begun = _is_open(body) or not ("{" in body or body.startswith("["))
+        broken = Malformed(raw, begun and i == len(attempts))
         if body.startswith("["):
             value, end = _raw_decode(body, 0)
             calls = [call_from(v, raw) for v in value] if isinstance(value, list) else []
             if not calls or any(isinstance(c, Malformed) for c in calls):
-                yield Malformed(raw)
+                yield broken
                 continue
             yield from calls
         else:
             match = _MISTRAL_CALL.match(body)
             value, end = _raw_decode(body, match.end()) if match else (None, 0)
             if match is None or not isinstance(value, dict):
-                yield Malformed(raw)
+                yield broken
                 continue
             yield tool_call(match[1], value, raw, match[2])
         yield body[end:]
@@ -257,6 +267,12 @@ class _Tags:
             return self._length
         place, end, closes = self._places[i]
         return end if closes else place
+
+
+def _is_open(text: str) -> bool:
+    """Whether a JSON text ends within a string, an array or an object."""
+    brackets = _JSON_STRING.sub(lambda match: "" if match[1] else "{", text)
+    return sum(map(brackets.count, "[{")) > sum(map(brackets.count, "]}"))
 
 
 def _skip_space(text: str, at: int) -> int:

@@ -6,12 +6,14 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import orjson
 from pydantic import BaseModel, ValidationError
 
 from agl.errors import nearest
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion
+from agl.trainer.gateway.calls import Choice
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
@@ -289,8 +291,14 @@ def any_tool(tools: Sequence[Mapping[str, Any]]) -> str | Literal[True]:
     return names[0] if len(names) == 1 else True
 
 
-def logprob_entries(completion: Completion, rendering: Rendering) -> list[dict[str, Any]]:
-    """OpenAI's entries for the log-probs of all sampled tokens."""
+def logprob_entries(
+    completion: Completion | Choice, rendering: Rendering, first: int = 0, last: int | None = None
+) -> list[dict[str, Any]]:
+    """OpenAI's entries for the log-probs of the sampled tokens, or of `[first:last]` of them."""
+    if isinstance(completion, Completion):
+        ids, logprobs, top = completion.token_ids, completion.logprobs.tolist(), completion.top_logprobs
+    else:
+        ids, logprobs, top = np.asarray(completion.ids, np.int32), completion.logprobs, completion.top
 
     def entry(before: IntArray, token: int, logprob: float) -> dict[str, Any]:
         text = rendering.decode_after(before, [token])
@@ -298,11 +306,10 @@ def logprob_entries(completion: Completion, rendering: Rendering) -> list[dict[s
         return {"token": text, "logprob": float(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
 
     entries = []
-    ids = completion.token_ids
-    for k, (token, logprob) in enumerate(zip(ids.tolist(), completion.logprobs.tolist(), strict=True)):
-        before = ids[max(0, k - CONTEXT) : k]
-        top = completion.top_logprobs[k] if k < len(completion.top_logprobs) else ()
-        entries.append({**entry(before, token, logprob), "top_logprobs": [entry(before, t, lp) for t, lp in top]})
+    for k in range(first, ids.size if last is None else last):
+        before, likeliest = ids[max(0, k - CONTEXT) : k], top[k] if k < len(top) else ()
+        others = [entry(before, token, logprob) for token, logprob in likeliest]
+        entries.append({**entry(before, int(ids[k]), logprobs[k]), "top_logprobs": others})
     return entries
 
 

@@ -6,11 +6,14 @@ call or a stop text any more; tool calls come whole at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
+from agl.trainer.gateway.dialects.common import logprob_entries
 from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.rendering.token_text import CONTEXT
 
 TOOL_MARKER_LENGTH = 24
 """No text that opens a tool call is longer, in characters."""
@@ -35,6 +38,9 @@ class MessageDeltas:
         self._started = [False] * request.n
         self._reasoned = [False] * request.n
         self._parsed = [0] * request.n
+        # Of the parsed tokens' text, how many characters at the end are held back; how many log-probs were taken.
+        self._unsent = [0] * request.n
+        self._taken = [0] * request.n
 
     def push(self, choice: Choice) -> Iterator[Delta]:
         """Deltas for what was sampled of a choice since the last call."""
@@ -59,14 +65,36 @@ class MessageDeltas:
         # A character can end in the next token; what decodes to a replacement now may not then.
         text = text.rstrip("\ufffd")
         if text:
+            self._unsent[k] = len(parsed.content) - len(text)
             yield from self._text(k, text, parsed.reasoning)
 
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""
         yield from self._start(number)
+        if not reply.message.get("tool_calls"):
+            self._parsed[number], self._unsent[number] = reply.completion.token_ids.size, 0
         yield from self._text(number, reply.message.get("content") or "", reply.message.get("reasoning_content"))
         for k, call in enumerate(reply.message.get("tool_calls") or ()):
             yield {"tool_calls": [{"index": k, **call}]}
+
+    def logprobs(self, number: int, sampled: Choice | Completion, *, rest: bool = False) -> list[dict[str, Any]]:
+        """The log-probs that belong to a choice's delta of text, right after it: of the tokens whose text the deltas
+        hold by now, without those of earlier deltas; with `rest`, of all tokens that are left."""
+        ids = sampled.ids if isinstance(sampled, Choice) else sampled.token_ids.tolist()
+        first = self._taken[number]
+        last = len(ids) if rest else max(first, self._whole_tokens(number, ids))
+        self._taken[number] = last
+        return logprob_entries(sampled, self._rendering, first, last)
+
+    def _whole_tokens(self, k: int, ids: Sequence[int]) -> int:
+        """How many tokens of a choice have all of their text in the deltas so far."""
+        n, unsent = self._parsed[k], self._unsent[k]
+        if n and ids[n - 1] in self._rendering.stop_token_ids:
+            n -= 1
+        while unsent > 0 and n:
+            n -= 1
+            unsent -= len(self._rendering.decode_after(ids[max(0, n - CONTEXT) : n], [ids[n]]))
+        return n
 
     def _start(self, k: int) -> Iterator[Delta]:
         if not self._started[k]:

@@ -201,7 +201,7 @@ class GatewayProcesses(Gateway):
             await asyncio.shield(write)
 
     async def _generate(self, emit: Emit, request: Request, stream: bool) -> Completion:
-        on_tokens = (lambda ids, logprobs: emit((ids, logprobs))) if stream else None
+        on_tokens = (lambda *tokens: emit(tokens)) if stream else None
         return await self.served(request.policy).engine.generate(request, on_tokens=on_tokens)
 
     def _on_death(self, process: _Process) -> None:

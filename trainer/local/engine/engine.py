@@ -484,7 +484,7 @@ class LocalEngine:
             if row.sampling.top_logprobs:
                 row.top.append(most_likely(distribution[i], row.sampling.top_logprobs))
             if row.stream:
-                events.append(Tokens(row.request_id, [token], [logprob]))
+                events.append(Tokens(row.request_id, [token], [logprob], row.top[-1:]))
             if token in row.stop_ids or (row.stop_texts is not None and row.stop_texts.add(token)):
                 ends[place] = "stop"
             elif len(row.tokens) >= row.limit:

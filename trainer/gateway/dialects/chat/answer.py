@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from agl.trainer.gateway.access import PendingRequest
-from agl.trainer.gateway.calls import Reply, ServedPolicy
+from agl.trainer.gateway.calls import Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.chat.body import ChatCompletionsRequest
 from agl.trainer.gateway.dialects.common import logprob_entries
 from agl.trainer.rendering.rendering import Rendering
@@ -42,14 +42,14 @@ def answer(
 
 
 def usage(replies: Sequence[Reply]) -> dict[str, Any]:
-    """Token counts of all answers; cached tokens are those continued exactly from an earlier call."""
-    prompt = replies[0].prompt_tokens
-    sampled = sum(r.completion.token_ids.size for r in replies)
+    """Token counts of all answers."""
+    counts = TokenCounts.of(replies)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": sampled,
-        "total_tokens": prompt + sampled,
-        "prompt_tokens_details": {"cached_tokens": replies[0].cached_tokens},
+        "prompt_tokens": counts.prompt,
+        "completion_tokens": counts.sampled,
+        "total_tokens": counts.prompt + counts.sampled,
+        "prompt_tokens_details": {"cached_tokens": counts.cached},
+        "completion_tokens_details": {"reasoning_tokens": counts.reasoning},
     }
 
 

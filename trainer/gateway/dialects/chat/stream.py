@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
-from agl.trainer.gateway.dialects.chat.answer import logprobs, usage
+from agl.trainer.gateway.dialects.chat.answer import usage
 from agl.trainer.gateway.dialects.chat.body import ChatCompletionsRequest
 from agl.trainer.gateway.dialects.common import sse
-from agl.trainer.gateway.dialects.deltas import MessageDeltas
+from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
 from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import RequestError
 
@@ -20,7 +21,7 @@ class ChatStream:
     """The chunks of all choices. Invariant: the deltas of a choice add up to its message."""
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ChatCompletionsRequest) -> None:
-        self._request, self._rendering = request, served.rendering
+        self._request = request
         self._deltas = MessageDeltas(request.chat, served.rendering)
         self._base = {
             "id": pending.response_id,
@@ -32,15 +33,15 @@ class ChatStream:
     def push(self, choice: Choice) -> Iterator[bytes]:
         """Chunks for what was sampled of a choice since the last call."""
         for delta in self._deltas.push(choice):
-            yield self._chunk(choice.number, delta)
+            yield self._chunk(choice.number, delta, logprobs=self._logprobs(choice.number, delta, choice))
 
     def finish(self, replies: Sequence[Reply]) -> Iterator[bytes]:
         """The chunks that complete every choice, and the usage if the request wants it."""
         for i, reply in enumerate(replies):
             for delta in self._deltas.finish(i, reply):
-                yield self._chunk(i, delta)
+                yield self._chunk(i, delta, logprobs=self._logprobs(i, delta, reply.completion))
             extra = {"token_ids": reply.completion.token_ids.tolist()} if self._request.body.return_token_ids else {}
-            entries = logprobs(self._request, reply, self._rendering)
+            entries = self._logprobs(i, {}, reply.completion, rest=True)
             yield self._chunk(i, {}, reply.finish_reason, entries, **extra)
         options = self._request.body.stream_options
         if options is not None and options.include_usage:
@@ -50,6 +51,12 @@ class ChatStream:
     def fail(self, error: RequestError) -> Iterator[bytes]:
         """The error of an answer that broke off."""
         yield sse(openai_error(error))
+
+    def _logprobs(self, index: int, delta: Delta, sampled: Choice | Completion, *, rest: bool = False) -> Any:
+        """The log-probs that come with a delta, if the request has `logprobs`."""
+        if not self._request.body.logprobs or not (delta.get("content") or rest):
+            return None
+        return {"content": self._deltas.logprobs(index, sampled, rest=rest), "refusal": None}
 
     def _chunk(
         self, index: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None, **extra: Any

@@ -8,7 +8,7 @@ from typing import Any
 
 from agl.messages.google import SIGNATURE
 from agl.trainer.gateway.access import PendingRequest
-from agl.trainer.gateway.calls import Reply, ServedPolicy
+from agl.trainer.gateway.calls import Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.google.body import GoogleRequest
 
 
@@ -29,10 +29,15 @@ def response(
     for candidate, reply in zip(candidates, replies, strict=False):
         candidate["finishReason"] = "MAX_TOKENS" if reply.finish_reason == "length" else "STOP"
     if replies:
-        prompt, sampled = replies[0].prompt_tokens, sum(int(r.completion.token_ids.size) for r in replies)
-        counts = {"promptTokenCount": prompt, "candidatesTokenCount": sampled, "totalTokenCount": prompt + sampled}
-        # What was continued exactly from an earlier call.
-        whole["usageMetadata"] = {**counts, "cachedContentTokenCount": replies[0].cached_tokens}
+        counts = TokenCounts.of(replies)
+        whole["usageMetadata"] = {
+            "promptTokenCount": counts.prompt,
+            # As Google counts, thoughts are not among the candidates' tokens.
+            "candidatesTokenCount": counts.sampled - counts.reasoning,
+            "thoughtsTokenCount": counts.reasoning,
+            "totalTokenCount": counts.prompt + counts.sampled,
+            "cachedContentTokenCount": counts.cached,
+        }
     return whole
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agl.trainer.gateway.access import PendingRequest
-from agl.trainer.gateway.calls import ChatRequest, Reply, ServedPolicy
+from agl.trainer.gateway.calls import ChatRequest, Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.messages.body import MessagesRequest
 from agl.trainer.rendering.rendering import Rendering
 
@@ -18,7 +18,7 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
     content: list[dict[str, Any]] = []
     reasoning = reply.message.get("reasoning_content")
     if reasoning and request.body.thinks:
-        content.append({"type": "thinking", "thinking": reasoning, "signature": ""})
+        content.append({"type": "thinking", "thinking": reasoning, "signature": signature(pending)})
     if text := reply.message.get("content"):
         content.append({"type": "text", "text": text})
     for call in reply.message.get("tool_calls") or ():
@@ -35,18 +35,25 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
     return json.dumps(message).encode()
 
 
+def signature(pending: PendingRequest) -> str:
+    """What closes a block of thinking. Clients send it back unread; what counts there is the text."""
+    return pending.response_id
+
+
 def message_head(pending: PendingRequest, served: ServedPolicy) -> dict[str, Any]:
     """The fields of a message that are known before its first token."""
     return {"id": pending.response_id, "type": "message", "role": "assistant", "model": served.name}
 
 
-def usage(reply: Reply) -> dict[str, int]:
-    """Token counts; as Anthropic counts, what was continued exactly from an earlier call is not among the input."""
+def usage(reply: Reply) -> dict[str, Any]:
+    """Token counts; as Anthropic counts, cached tokens are not among the input."""
+    counts = TokenCounts.of([reply])
     return {
-        "input_tokens": reply.prompt_tokens - reply.cached_tokens,
+        "input_tokens": counts.prompt - counts.cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": reply.cached_tokens,
-        "output_tokens": int(reply.completion.token_ids.size),
+        "cache_read_input_tokens": counts.cached,
+        "output_tokens": counts.sampled,
+        "output_tokens_details": {"thinking_tokens": counts.reasoning},
     }
 
 

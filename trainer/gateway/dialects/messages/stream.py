@@ -10,7 +10,7 @@ from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.common import sse
 from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
 from agl.trainer.gateway.dialects.error_forms import anthropic_error
-from agl.trainer.gateway.dialects.messages.answer import message_head, stop_fields, usage
+from agl.trainer.gateway.dialects.messages.answer import message_head, signature, stop_fields, usage
 from agl.trainer.gateway.dialects.messages.body import MessagesRequest
 from agl.trainer.gateway.errors import RequestError
 
@@ -88,6 +88,8 @@ class MessagesStream:
         return _event("content_block_delta", index=self._blocks - 1, delta={"type": kind, field: text})
 
     def _stop_block(self) -> Iterator[bytes]:
+        if self._open_block == "thinking":
+            yield self._block_delta("signature_delta", "signature", signature(self._pending))
         if self._open_block is not None:
             yield _event("content_block_stop", index=self._blocks - 1)
             self._open_block = None

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import orjson
 
 from agl.trainer.gateway.access import PendingRequest
-from agl.trainer.gateway.calls import Reply, ServedPolicy
+from agl.trainer.gateway.calls import Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.common import logprob_entries
 from agl.trainer.gateway.dialects.responses.body import ResponsesBody, ResponsesRequest
 
@@ -37,10 +37,8 @@ def finished_response(
     response_id = pending.response_id
     logprobs = logprob_entries(reply.completion, served.rendering) if request.logprobs else []
     items = _output(response_id, reply, logprobs)
-    if request.body.store is not False:
-        pending.access.responses.add(response_id, request.previous, [*request.new, reply.message], items)
     cut_short = reply.finish_reason == "length"
-    return response_object(
+    response = response_object(
         response_id,
         served.name,
         request.body,
@@ -51,6 +49,10 @@ def finished_response(
         usage=_usage(reply),
         completed_at=None if cut_short else time.time(),
     )
+    if request.body.store is not False:
+        messages = [*request.new, reply.message]
+        pending.access.responses.add(response, request.previous, messages, input_items(response_id, request.body.input))
+    return response
 
 
 def response_object(
@@ -112,14 +114,13 @@ def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usage(reply: Reply) -> dict[str, Any]:
-    """Token counts; cached tokens are those continued exactly. Reasoning tokens are not counted separately."""
-    sampled = reply.completion.token_ids.size
+    counts = TokenCounts.of([reply])
     return {
-        "input_tokens": reply.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": sampled,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": reply.prompt_tokens + sampled,
+        "input_tokens": counts.prompt,
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
+        "output_tokens": counts.sampled,
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning},
+        "total_tokens": counts.prompt + counts.sampled,
     }
 
 
@@ -167,6 +168,20 @@ def _output(response_id: str, reply: Reply, logprobs: Sequence[Any]) -> list[dic
         )
     if reply.finish_reason == "length":
         items[-1]["status"] = "incomplete"
+    return items
+
+
+def input_items(response_id: str, asked: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A request's input as `GET /responses/ID/input_items` lists it: items with ids, texts as parts."""
+    listed: list[Mapping[str, Any]] = [{"role": "user", "content": asked}] if isinstance(asked, str) else [*asked]
+    items = []
+    for k, item in enumerate(listed):
+        content = item.get("content")
+        if isinstance(content, str):
+            kind = "output_text" if item.get("role") == "assistant" else "input_text"
+            content = [{"type": kind, "text": content, **({"annotations": []} if kind == "output_text" else {})}]
+        message = {"content": content, "status": "completed"} if "role" in item else {}
+        items.append({"type": "message", "id": f"{_item_id('in', response_id)}_{k}", **item, **message})
     return items
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.common import sse
@@ -41,14 +42,14 @@ class ResponsesStream:
         """Events for what was sampled since the last call."""
         yield from self._begin()
         for delta in self._deltas.push(choice):
-            yield from self._events(delta)
+            yield from self._events(delta, choice)
 
     def finish(self, replies: Sequence[Reply]) -> Iterator[bytes]:
         """Events that complete the response."""
         (reply,) = replies
         yield from self._begin()
         for delta in self._deltas.finish(0, reply):
-            yield from self._events(delta)
+            yield from self._events(delta, reply.completion)
         end = finished_response(self._pending, self._served, self._request, reply, created=self._created)
         for index, item in enumerate(end["output"]):
             if item["type"] == "message":
@@ -72,13 +73,14 @@ class ResponsesStream:
             yield self._event("response.created", response=self._response("in_progress"))
             yield self._event("response.in_progress", response=self._response("in_progress"))
 
-    def _events(self, delta: Delta) -> Iterator[bytes]:
+    def _events(self, delta: Delta, sampled: Choice | Completion) -> Iterator[bytes]:
         """Events for new reasoning and text; tool calls come from the finished response."""
         if reasoning := delta.get("reasoning_content"):
             yield from self._reasoning(reasoning)
         if text := delta.get("content"):
             yield from self._begin_message()
-            yield self._in_message("response.output_text.delta", delta=text, logprobs=[])
+            logprobs = self._deltas.logprobs(0, sampled) if self._request.logprobs else []
+            yield self._in_message("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _reasoning(self, text: str) -> Iterator[bytes]:
         self._reasoned = True

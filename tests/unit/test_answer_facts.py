@@ -1,0 +1,221 @@
+"""What the four APIs say of an answer beside its text: usage, log-probs of streams, signatures, stored responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from four_apis import APIS, QUESTION, Answer, clients
+from scripted import ScriptedEngine, in_loop, logprob, serving, tool_call
+from test_cut_answers import imported as imported
+from test_responses import TOOLS, ask
+from tiny_tokenizers import package_tokenizer, template_tokenizer
+
+from agl.trainer.gateway.calls import TokenCounts
+from agl.trainer.rendering.rendering import Rendering
+
+THOUGHT = "<think>\nIs it so?\n</think>\n\n"
+WAYS = [(api, stream) for api in APIS for stream in (False, True)]
+
+
+def counts(api: str, usage: Any) -> TokenCounts:
+    """The usage of an SDK's answer, in one form for all APIs."""
+    match api:
+        case "chat":
+            details = usage.prompt_tokens_details.cached_tokens, usage.completion_tokens_details.reasoning_tokens
+            assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+            return TokenCounts(usage.prompt_tokens, details[0], usage.completion_tokens, details[1])
+        case "responses":
+            details = usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens
+            assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+            return TokenCounts(usage.input_tokens, details[0], usage.output_tokens, details[1])
+        case "messages":
+            cached, thought = usage.cache_read_input_tokens, usage.output_tokens_details.thinking_tokens
+            return TokenCounts(usage.input_tokens + cached, cached, usage.output_tokens, thought)
+    thought = usage.thoughts_token_count
+    sampled = usage.candidates_token_count + thought
+    assert usage.total_token_count == usage.prompt_token_count + sampled
+    return TokenCounts(usage.prompt_token_count, usage.cached_content_token_count, sampled, thought)
+
+
+@in_loop
+async def test_usage_has_what_the_engine_reused_and_what_is_reasoning() -> None:
+    """Two attempts with one prompt share all of it, though neither continues a call of the other."""
+    tokenizer = template_tokenizer("qwen3")
+    engine = ScriptedEngine(tokenizer, [THOUGHT + "Yes.", "Yes."], caches=True)
+    thought = len(engine.encode(THOUGHT.rstrip()))
+    found: list[tuple[Answer, TokenCounts]] = []
+    async with serving(engine, tokenizer) as rig:
+        for api, stream in (WAYS[0], *WAYS):
+            attempt = await rig.attempt()
+            async with clients(attempt) as of:
+                answer = await APIS[api](of[api], stream, 99, False)
+            (call,) = await attempt.close()
+            found.append((answer, counts(api, answer.usage)))
+            assert (found[-1][1].prompt, found[-1][1].sampled) == (call.prompt_ids.size, call.response_ids.size)
+    assert [(c.cached, c.reasoning) for _, c in found] == [
+        (0, thought), *((c.prompt, 0) for _, c in found[1:])
+    ]  # fmt: skip
+    assert [answer.reasoning for answer, _ in found] == ["Is it so?", *[""] * len(WAYS)]
+
+
+@pytest.mark.parametrize("renderer", [None, "qwen3", "qwen3.5"])
+@pytest.mark.parametrize("end", ["", "\n</think>\n\n", "\n</think>\n\nYes, it is.<|im_end|>"])
+def test_reasoning_is_counted_with_its_marks(renderer: str | None, end: str) -> None:
+    tokenizer = package_tokenizer() if renderer else template_tokenizer("qwen3")
+    rendering = Rendering(tokenizer, renderer=renderer)
+    begun = tokenizer.encode("<think>\nIs it\n\nso?", add_special_tokens=False)
+    ids = [*begun, *tokenizer.encode(end, add_special_tokens=False)]
+    parsed = rendering.parse(ids)
+    assert (parsed.reasoning or "").strip() == "Is it\n\nso?"
+    marks = tokenizer.encode("\n</think>", add_special_tokens=False) if end else []
+    assert rendering.reasoning_size(ids, parsed) == len(begun) + len(marks)
+    plain = tokenizer.encode("Yes.", add_special_tokens=False)
+    assert rendering.reasoning_size(plain, rendering.parse(plain)) == 0
+
+
+# -- log-probs --------------------------------------------------------------------------------------------------------
+
+LINES = {
+    "text": "It is 12, so.",
+    "characters of several tokens": "Grüße: 日本 — 12",
+    "thought": THOUGHT + "It is 12.",
+    "a call": "I look.\n" + tool_call("1 + 2"),
+}
+
+
+@pytest.mark.parametrize("tools", [False, True])
+@pytest.mark.parametrize("line", LINES)
+@in_loop
+async def test_log_probs_come_with_the_deltas_whose_tokens_they_are(line: str, tools: bool) -> None:
+    tokenizer = template_tokenizer("qwen3")
+    chat_tools: Any = [{"type": "function", "function": {k: v for k, v in TOOLS[0].items() if k != "type"}}]
+    async with serving(ScriptedEngine(tokenizer, [LINES[line]]), tokenizer) as rig:
+        attempt = await rig.attempt()
+        chat = await attempt.client().chat.completions.create(
+            model="m", messages=[{"role": "user", "content": QUESTION}], stream=True, logprobs=True, top_logprobs=2,
+            **({"tools": chat_tools} if tools else {}),
+        )  # fmt: skip
+        choices = [chunk.choices[0] async for chunk in chat]
+        include: Any = ["message.output_text.logprobs"]
+        options: dict[str, Any] = {"include": include, "top_logprobs": 2} | ({"tools": TOOLS} if tools else {})
+        events = [e async for e in await ask(attempt, QUESTION, stream=True, **options)]
+        first, second = await attempt.close()
+    ids = first.response_ids.tolist()
+    assert ids == second.response_ids.tolist()
+    for deltas, all_of_them in (
+        ([(c.delta.content or "", c.logprobs.content if c.logprobs else []) for c in choices], True),
+        ([(e.delta, e.logprobs) for e in events if e.type == "response.output_text.delta"], False),
+    ):
+        entries = [entry for _, found in deltas for entry in found]
+        assert [e.logprob for e in entries] == pytest.approx([logprob(t, i) for i, t in enumerate(ids[: len(entries)])])
+        assert all(len(e.top_logprobs) == 2 for e in entries)
+        assert len(entries) == len(ids) if all_of_them else 0 < len(entries) <= len(ids)
+        if line == "text":
+            texts = [[e.token for e in found] for text, found in deltas if text]
+            assert ["".join(found) for found in texts] == [text for text, _ in deltas if text]
+    (done,) = [e for e in events if e.type == "response.output_text.done"]
+    assert len(done.logprobs) == len(ids)
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_block_of_thinking_is_closed_by_its_signature() -> None:
+    tokenizer = template_tokenizer("qwen3")
+    async with serving([THOUGHT + "Yes.", THOUGHT], tokenizer) as rig:
+        attempt = await rig.attempt()
+        async with clients(attempt) as of:
+            whole = await APIS["messages"](of["messages"], False, 99, False)
+            only_thought = await APIS["messages"](of["messages"], True, 99, False)
+        async with clients(await rig.attempt()) as of:
+            streamed = await APIS["messages"](of["messages"], True, 99, False)
+    assert whole.raw.content[0].signature
+    for answer in (only_thought, streamed):
+        raw = [e for e in answer.raw if e.type.startswith(("content_block", "message_"))]
+        of_thought = [e for e in raw if getattr(e, "index", None) == 0]
+        kinds = [e.delta.type if e.type == "content_block_delta" else e.type for e in of_thought]
+        assert kinds == ["content_block_start", "thinking_delta", "signature_delta", "content_block_stop"]
+        assert of_thought[-1].content_block.signature == of_thought[-2].delta.signature != ""
+
+
+PARENTS = {
+    "response.content_part": "response.output_item",
+    "response.output_text": "response.content_part",
+    "response.reasoning_text": "response.content_part",
+    "response.function_call_arguments": "response.output_item",
+    "response.output_item": "response",
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+@in_loop
+async def test_events_of_responses_nest(line: str) -> None:
+    """Each has its place: a part within its item, one item after the other, all within the response."""
+    tokenizer = template_tokenizer("qwen3")
+    async with serving([LINES[line]], tokenizer) as rig:
+        events = [e async for e in await ask(await rig.attempt(), QUESTION, stream=True, tools=TOOLS)]
+    assert [e.sequence_number for e in events] == [*range(len(events))]
+    begun = ["response"]
+    for event in events[2:-1]:
+        kind, _, what = event.type.rpartition(".")
+        if what == "added":
+            assert begun[-1] == PARENTS[kind], (event.type, begun)
+            begun.append(kind)
+        elif what == "done" and kind == begun[-1]:
+            begun.pop()
+        else:
+            assert PARENTS[kind] == begun[-1], (event.type, begun)
+    assert begun == ["response"]
+    items = [e.item for e in events if e.type == "response.output_item.done"]
+    assert items == events[-1].response.output
+    assert [e.output_index for e in events if e.type == "response.output_item.done"] == [*range(len(items))]
+
+
+# -- stored responses -------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_a_stored_response_is_returned_until_it_is_deleted() -> None:
+    async with serving(["one", "two", "three"]) as rig:
+        attempt, other = await rig.attempt(), await rig.attempt()
+        own = attempt.client().responses
+        first = await ask(attempt, QUESTION, instructions="Be brief.", tools=TOOLS)
+        asked = [
+            {"role": "user", "content": "and"},
+            {"role": "assistant", "content": "so"},
+            {"role": "user", "content": "on"},
+        ]
+        second = await ask(attempt, asked, previous_response_id=first.id)
+        unstored = await ask(attempt, QUESTION, store=False)
+        assert await own.retrieve(first.id) == first
+        assert await own.retrieve(second.id) == second
+        listed = [item async for item in own.input_items.list(second.id, order="asc", limit=2)]
+        assert [(i.role, i.content[0].text) for i in listed] == [("user", "and"), ("assistant", "so"), ("user", "on")]
+        assert len({item.id for item in listed}) == 3
+        newest = await own.input_items.list(second.id)
+        assert [i.id for i in newest.data] == [i.id for i in reversed(listed)]
+        await own.delete(first.id)
+        for response_id, of in ((first.id, own), (unstored.id, own), (second.id, other.client().responses)):
+            for method in (of.retrieve, of.delete, of.input_items.list):
+                with pytest.raises(openai.NotFoundError, match="not found"):
+                    await method(response_id)
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            await ask(attempt, QUESTION, previous_response_id=first.id)
+        assert (await ask(attempt, QUESTION, previous_response_id=second.id)).status == "completed"
+
+
+@in_loop
+async def test_input_tokens_are_those_of_the_prompt() -> None:
+    async with serving(["one", "two"]) as rig:
+        attempt = await rig.attempt()
+        counted = attempt.client().responses.input_tokens.count
+        first = await ask(attempt, QUESTION)
+        asked: dict[str, Any] = {"input": "and?", "instructions": "Be brief.", "tools": TOOLS}
+        count = await counted(model="m", previous_response_id=first.id, **asked)
+        answer = await ask(attempt, asked.pop("input"), previous_response_id=first.id, **asked)
+        calls = await attempt.close()
+    assert (count.object, count.input_tokens) == ("response.input_tokens", answer.usage.input_tokens)
+    assert len(calls) == 2

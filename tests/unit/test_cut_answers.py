@@ -1,0 +1,100 @@
+"""An answer that was cut says so in every API, whole and streamed, wherever it was cut; a whole one never does."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+from four_apis import APIS, NAMES, QUESTION, TOOLS, Answer, clients
+from scripted import Asked, ScriptedEngine, in_loop, rendering_of, serving
+from tiny_tokenizers import template_tokenizer
+
+TEMPLATES = ("qwen25", "qwen3", "qwen35", "llama31", "mistral_v3", "mistral_tekken")
+"""All forms of tool calls; qwen3 and qwen35 think."""
+
+
+def _calls(n: int) -> list[dict[str, Any]]:
+    made = [{"name": name, "arguments": '{"city": "Ulm"}'} for name in NAMES[:n]]
+    return [{"id": f"call{i:05}", "type": "function", "function": call} for i, call in enumerate(made)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """The SDKs, which take seconds to import, outside of the time that a test has."""
+    import anthropic  # noqa: F401
+    import google.genai  # noqa: F401
+    import openai  # noqa: F401
+
+
+_PAIR = ("two calls", "thinking and two calls")
+
+MESSAGES: dict[str, dict[str, Any]] = {
+    "text": {"content": "It is warm."},
+    "thinking": {"content": "It is warm.", "reasoning_content": "Let me see."},
+    "a call": {"content": "", "tool_calls": _calls(1)},
+    "two calls": {"content": "", "tool_calls": _calls(2)},
+    "thinking and two calls": {"content": "", "reasoning_content": "Let me see.", "tool_calls": _calls(2)},
+}
+
+
+@functools.cache
+def answer_ids(template: str, kind: str) -> tuple[int, ...]:
+    """A whole answer as a policy of this template samples it, with its stop token."""
+    tokenizer = template_tokenizer(template)
+    if template == "llama31" and kind in _PAIR:  # whose template writes one call
+        calls = (f'{{"name": "{name}", "parameters": {{"city": "Ulm"}}}}' for name in NAMES)
+        return (*tokenizer.encode("; ".join(calls), add_special_tokens=False), tokenizer.eos_token_id)
+    rendering = rendering_of(tokenizer)
+    asked, message = [{"role": "user", "content": QUESTION}], {"role": "assistant", **MESSAGES[kind]}
+    return tuple(rendering.response(rendering.prompt(asked, TOOLS).ids, asked, message, TOOLS).tolist())
+
+
+async def ask(template: str, lines: list[tuple[list[int], int]]) -> list[dict[str, Answer]]:
+    """Each line, cut after so many tokens, as each API has it, whole and streamed."""
+    current: list[int] = []
+
+    def script(_: Asked) -> list[int]:
+        return current
+
+    tokenizer, found = template_tokenizer(template), []
+    async with serving(ScriptedEngine(tokenizer, script), tokenizer) as rig:
+        attempt = await rig.attempt()
+        async with clients(attempt) as of:
+            for line, most in lines:
+                current[:] = line
+                ways = [(api, stream) for api in APIS for stream in (False, True)]
+                answers = [(api, stream, await APIS[api](of[api], stream, most, True)) for api, stream in ways]
+                found.append({f"{api}{' streamed' if stream else ''}": answer for api, stream, answer in answers})
+    return found
+
+
+def ends(answers: dict[str, Answer]) -> dict[str, str]:
+    return {way: answer.end for way, answer in answers.items()}
+
+
+def _ended_early(template: str, kind: str) -> list[int]:
+    """An answer that a stop token ends within its second call."""
+    *ids, stop = answer_ids(template, kind)
+    text = template_tokenizer(template).decode
+    named = next(n for n in range(len(ids)) if NAMES[1][:5] in text(ids[:n]))
+    return [*ids[: named + 1], stop]
+
+
+@pytest.mark.parametrize("cuts", [1, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.parametrize("template", TEMPLATES)
+@in_loop
+async def test_an_answer_that_is_cut_anywhere_says_so(template: str, cuts: int) -> None:
+    """After any token; or by the policy's stop token within its second call: no API has one call, and the beginning of
+    another as text, for all that the policy wants."""
+    dice = random.Random(f"{template} {cuts}")
+    whole = {kind: [*answer_ids(template, kind)] for kind in MESSAGES}
+    cut = [(ids, n) for ids in whole.values() for n in dice.sample(range(1, len(ids)), cuts)]
+    early = [(ids, len(ids)) for ids in (_ended_early(template, kind) for kind in _PAIR)]
+    lines = [*cut, *early, *((ids, len(ids)) for ids in whole.values())]
+    found = [ends(answers) for answers in await ask(template, lines)]
+    for (ids, n), answers in zip([*cut, *early], found, strict=False):
+        assert answers == dict.fromkeys(answers, "cut"), (n, ids)
+    for kind, answers in zip(whole, found[-len(whole) :], strict=True):
+        assert answers == dict.fromkeys(answers, "calls" if "call" in kind else "stop"), kind
