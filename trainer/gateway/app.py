@@ -56,7 +56,8 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
             "GET models"
         )
         why = NO_COMPACTION if request.url.path.endswith("/responses/compact") else known
-        raise RequestError(404, f"{request.method} {request.url.path} is not served. {why}", code="not_found")
+        path = http.shown_path(request)
+        raise RequestError(404, f"{request.method} {path} is not served. {why}", code="not_found")
 
     routes = [
         # In the order of their use: routes are tried one after another.
@@ -85,7 +86,7 @@ def _messages_routes(gateway: Gateway) -> list[Route]:
         return http.answer({"input_tokens": await http.count_tokens(gateway, request, reader)})
 
     async def not_found(request: Request) -> Response:
-        raise RequestError(404, f"{request.method} {request.url.path} is not served; this gateway has messages")
+        raise RequestError(404, f"{request.method} {http.shown_path(request)} is not served; this gateway has messages")
 
     endpoints = {
         "messages": (http.generation_endpoint(gateway, MESSAGES), ["POST"]),
