@@ -111,6 +111,8 @@ def test_without_a_key_file_a_server_makes_its_key_and_ends_with_its_policy(tiny
         (("DIR", "--no-key", "--host", "0.0.0.0"), "without a key"),
         (("a=DIR", "a=DIR"), "two policies called 'a'"),
         (("no/such/dir",), "no such directory"),
+        (("DIR", "--data", "x.jsonl"), "for training"),
+        (("--model", "DIR", "--record", "x.db"), "for policies that applications ask"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_name(

@@ -239,6 +239,7 @@ def train(
     for path in result.policies.values():
         typer.echo(printable(f"policy     {path}"))
         typer.echo(printable(f"look at it agl explain --list --store {result.directory}"))
+        typer.echo(printable(f"use it     agl serve {path}"))
     write_json(json_file, facts)
 
 
@@ -468,11 +469,13 @@ def serve(
         ),
     ] = None,
     max_requests: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Requests of one application at once; further ones get 429.", min=1, rich_help_panel=APPLICATIONS
+            help="Requests of one application at once; further ones get 429 (default: 128).",
+            min=1,
+            rich_help_panel=APPLICATIONS,
         ),
-    ] = 128,
+    ] = None,
     no_key: Annotated[
         bool, typer.Option("--no-key", help="Need no key; on loopback only.", rich_help_panel=APPLICATIONS)
     ] = False,
@@ -494,8 +497,9 @@ def serve(
 ) -> None:
     """Serve policies to applications by the APIs of OpenAI, Anthropic and Google; or, with --model, train and serve one
     for agents elsewhere: agl.Client, agl runner."""
+    from agl.errors import ConfigError
+
     if policies:
-        from agl.errors import ConfigError
         from agl.trainer.cli.serve import serve_policies
         from agl.trainer.http.application_keys import ApplicationKeys
 
@@ -513,6 +517,11 @@ def serve(
             write=partial(write_json, json_file),
         )
         return
+    if record is not None or max_requests is not None or no_key:
+        raise ConfigError(
+            "--record, --max-requests and --no-key are for policies that applications ask",
+            hint="name them without --model: agl serve DIR",
+        )
     from agl_service.command import run_serve
 
     files: dict[Any, Path] = {k: v for k, v in (("train", data), ("test", test)) if v is not None}

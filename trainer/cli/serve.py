@@ -11,6 +11,7 @@ from agl.errors import ConfigError
 from agl.mdp.selection import DEFAULT_POLICY
 from agl.trainer.algorithms.options import Settings
 from agl.trainer.cli.evaluation import named
+from agl.trainer.gateway.application import MOST_REQUESTS
 from agl.trainer.http.aio import run_in_thread
 from agl.trainer.http.application_keys import ApplicationKeys
 from agl.trainer.launch.serve import ApplicationServer, ServeOptions, serve
@@ -29,7 +30,7 @@ def serve_policies(
     config: Path | None,
     keys: ApplicationKeys,
     record: str | None,
-    most_requests: int,
+    most_requests: int | None,
     quiet: bool,
     write: Callable[[dict[str, Any]], None],
 ) -> None:
@@ -38,7 +39,8 @@ def serve_policies(
     Args:
         words: the policies: a directory, or NAME=DIR each. options: of the command line; None where one was left out.
         assignments: further ones, as `option=value`. config: a YAML file, which both take precedence over.
-        keys: of the applications. record: a store; None keeps nothing. most_requests: of one application at once.
+        keys: of the applications. record: a store; None keeps nothing.
+        most_requests: of one application at once; None = 128.
         write: called with the address and other facts.
 
     Raises:
@@ -48,7 +50,7 @@ def serve_policies(
     settings = Settings.of_command_line(options, assignments, config, base)
     if wrong := sorted(settings.values.keys() - _ALLOWED):
         raise ConfigError(
-            f"{settings.origins[wrong[0]]}: {wrong[0]} is not for serving policies to applications",
+            f"{settings.origins[wrong[0]]}: not for serving policies to applications",
             hint="leave it out; or name the model with --model, for a server that trains or runs rollouts",
         )
     policies = _policies(words)
@@ -61,7 +63,7 @@ def serve_policies(
         port=settings.get("port"),
         engine=settings.get("engine"),
         record=record,
-        most_requests=most_requests,
+        most_requests=most_requests or MOST_REQUESTS,
         loading={name: value for name in _LOADING if (value := settings.get(name)) is not None},
         renderer=settings.get("renderer"),
         chat_template=settings.get("chat_template"),

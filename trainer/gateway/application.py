@@ -6,6 +6,7 @@ as in training; any other begins a conversation. How many are remembered is boun
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 from collections import Counter, OrderedDict
@@ -24,6 +25,7 @@ from agl.trainer.gateway.metrics import Metrics
 from agl.trainer.gateway.recent_responses import RecentResponses
 from agl.trainer.gateway.sessions import chain_of
 from agl.trainer.http.application_keys import ApplicationKeys
+from agl.trainer.http.turns import LARGE_MESSAGES
 from agl.trainer.store.types import new_rollout_id
 
 CONVERSATIONS = 1024
@@ -195,7 +197,10 @@ class ApplicationGateway(Gateway):
         measured = self.metrics.started(pending.agent, str(pending.policy))
         conversation = None
         try:
-            chain = chain_of(request.messages)
+            if len(request.messages) > LARGE_MESSAGES:
+                chain = await asyncio.to_thread(chain_of, request.messages)
+            else:
+                chain = chain_of(request.messages)
             conversation = self._enter(pending, chain)
             replies = await super().complete(pending, request, measured.timing(on_tokens))
             self._remember(conversation, chain, replies)
@@ -229,7 +234,7 @@ class ApplicationGateway(Gateway):
         self._conversations.setdefault(conversation, set())
         self._conversations.move_to_end(conversation)
         while len(self._conversations) > CONVERSATIONS:
-            idle = next((c for c in self._conversations if not c.pending), None)
+            idle = next((c for c in self._conversations if not c.pending and all(w.done() for w in c.writes)), None)
             if idle is None:
                 break
             self._forget(idle)

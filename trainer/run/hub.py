@@ -269,6 +269,7 @@ def _usage(repo: str, is_adapter: bool, base: str | None) -> Iterator[str]:
     yield "```"
     if not is_adapter:
         yield from ("", f"In an agent of yours: `agl run --model {repo} -- python my_agent.py`.")
+        yield from ("", f"In an application: `agl serve {repo}`.")
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------------
