@@ -335,3 +335,23 @@ def test_verl_takes_a_gguf_file_and_a_template(subject: tuple[Any, Any], tmp_pat
         agl.VERL(model=str(file), chat_template="hermez", steps=1)
     with pytest.raises(ModelLoadError, match="no such file"):
         agl.VERL(model=str(tmp_path / "none.gguf"), steps=1)
+
+
+def test_an_adapter_alone_is_merged_into_the_base_that_it_names(untrained_model: Path, tmp_path: Path) -> None:
+    policy = load_policy(untrained_model, device="cpu", lora=agl.LoraSpec(rank=4, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, weight in policy.model.named_parameters():
+            if "lora_" in name:
+                weight.normal_(std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    save_model(policy, tmp_path / "policy")
+    merged = model_directory(tmp_path / "policy" / "adapter")
+    assert merged != str(tmp_path / "policy" / "adapter")
+    ids = torch.tensor([[5, 9, 30, 17]])
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")(ids).logits
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(merged)(ids).logits, expected)
+    assert not torch.allclose(AutoModelForCausalLM.from_pretrained(untrained_model)(ids).logits, expected, atol=1e-3)
+    assert load_tokenizer(merged).chat_template == load_tokenizer(str(untrained_model)).chat_template
+    file = tmp_path / "policy" / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": str(tmp_path / "gone")}))
+    with pytest.raises(ModelLoadError, match="gone"):
+        model_directory(tmp_path / "policy" / "adapter")

@@ -204,6 +204,19 @@ def test_score_goes_through_the_cache_and_agrees(model, monkeypatch):
         np.testing.assert_allclose(got, expected[: length - 1], atol=1e-4)
 
 
+def test_a_scored_prompt_has_the_most_likely_tokens_of_each_place():
+    model = tiny_model("llama")
+    ids = np.random.default_rng(0).integers(1, VOCABULARY, 60)
+    chosen, top_ids, top = engine_for(model).scores(ids, top=3)
+    with torch.no_grad():
+        expected = torch.log_softmax(model(torch.from_numpy(ids)[None].to(DEVICE)).logits[0, :-1].float(), -1).cpu()
+    np.testing.assert_allclose(chosen, expected.gather(1, torch.from_numpy(ids[1:, None]))[:, 0], atol=1e-4)
+    best = expected.topk(3)
+    np.testing.assert_array_equal(top_ids, best.indices)
+    np.testing.assert_allclose(top, best.values, atol=1e-4)
+    np.testing.assert_array_equal(chosen, engine_for(model).logprobs(ids))
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_the_probe_after_an_update_holds_where_engine_and_learner_use_autocast(architecture, monkeypatch):
     """As on cuda, where both compute in bfloat16 over float32 weights."""

@@ -26,7 +26,6 @@ from agl.trainer.cli.options import (
     AgentFile,
     Command,
     Json,
-    KeyFile,
     Places,
     Quiet,
     SettingsCommand,
@@ -41,6 +40,7 @@ app = typer.Typer(name="agl", no_args_is_help=True, pretty_exceptions_enable=Fal
 Seed = Annotated[int, typer.Option(help="Seed of tasks, initial weights and sampling.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last completed step in --directory.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Any other setting (repeatable).", metavar="NAME=VALUE")]
+APPLICATIONS = "For applications"
 PLAN = "Example: agl plan --model Qwen/Qwen3-8B --machine h100 --set gpus=8 --tool 0.5,30:0.02"
 Config = Annotated[Path | None, typer.Option(help="YAML file with the sections model, training and runtime.")]
 
@@ -239,6 +239,7 @@ def train(
     for path in result.policies.values():
         typer.echo(printable(f"policy     {path}"))
         typer.echo(printable(f"look at it agl explain --list --store {result.directory}"))
+        typer.echo(printable(f"use it     agl serve {path}"))
     write_json(json_file, facts)
 
 
@@ -445,20 +446,82 @@ def run(
 app.command(epilog="Example: agl runner --store http://trainer:4747 --agent agent.py:agent --n-workers 8")(runner)
 
 
-@app.command(cls=ServeCommand, epilog="Example: agl serve --model Qwen/Qwen3-0.6B --algorithm grpo --data tasks.jsonl")
+@app.command(
+    cls=ServeCommand,
+    epilog="Examples: agl serve runs/a/policy; agl serve --model Qwen/Qwen3-0.6B --algorithm grpo --data tasks.jsonl",
+)
 def serve(
     context: typer.Context,
+    policies: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Policies to serve to applications: directories of runs, checkpoints or models, or hub ids; "
+            "NAME=MODEL names one.",
+            metavar="RUN_DIR|MODEL",
+        ),
+    ] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep what applications send in this store, for agl.traces.",
+            metavar="STORE",
+            rich_help_panel=APPLICATIONS,
+        ),
+    ] = None,
+    max_requests: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests of one application at once; further ones get 429 (default: 128).",
+            min=1,
+            rich_help_panel=APPLICATIONS,
+        ),
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Need no key; on loopback only.", rich_help_panel=APPLICATIONS)
+    ] = False,
     gpus: Annotated[int | None, typer.Option(hidden=True)] = None,
     data: Annotated[Path | None, typer.Option(help="Training tasks, one JSON value per line.")] = None,
     test: Annotated[Path | None, typer.Option(help="Validation tasks.")] = None,
     start: Annotated[bool, typer.Option("--start", help="Start a run at once instead of when a client asks.")] = False,
     settings: Set = None,
     config: Config = None,
-    key_file: KeyFile = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of keys. For applications a line each, NAME KEY (default: AGL_KEY); with --model, the "
+            "operator's and a runner's (default: AGL_OPERATOR_KEY)."
+        ),
+    ] = None,
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train and serve a policy for agents elsewhere: agl.Client, agl runner, or any HTTP client."""
+    """Serve policies to applications by the APIs of OpenAI, Anthropic and Google; or, with --model, train and serve one
+    for agents elsewhere: agl.Client, agl runner."""
+    from agl.errors import ConfigError
+
+    if policies:
+        from agl.trainer.cli.serve import serve_policies
+        from agl.trainer.http.application_keys import ApplicationKeys
+
+        if data is not None or test is not None or start or gpus is not None:
+            raise ConfigError("--data, --test, --start and --gpus are for training", hint="name the model by --model")
+        serve_policies(
+            policies,
+            context.obj,
+            settings or [],
+            config=config,
+            keys=ApplicationKeys.find(key_file, needed=not no_key),
+            record=record,
+            most_requests=max_requests,
+            quiet=quiet,
+            write=partial(write_json, json_file),
+        )
+        return
+    if record is not None or max_requests is not None or no_key:
+        raise ConfigError(
+            "--record, --max-requests and --no-key are for policies that applications ask",
+            hint="name them without --model: agl serve DIR",
+        )
     from agl_service.command import run_serve
 
     files: dict[Any, Path] = {k: v for k, v in (("train", data), ("test", test)) if v is not None}

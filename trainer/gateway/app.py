@@ -109,7 +109,7 @@ def _responses_routes(gateway: Gateway) -> list[Route]:
         "{response}/input_items": (functools.partial(http.input_items, gateway), ["GET"]),
     }
     return [
-        Route(f"{http.PREFIX}/responses/{path}", http.with_errors_of(RESPONSES, endpoint), methods=methods)
+        Route(f"{http.PREFIX}/responses/{path}", endpoint, methods=methods)
         for path, (endpoint, methods) in endpoints.items()
     ]
 
@@ -172,7 +172,7 @@ def _describe(request: Request, error: Exception) -> tuple[Any, int]:
         case Refused():
             refused = RequestError(error.status, error.message, code=error.code)
         case HTTPException():
-            message = f"{request.method} {request.url.path} is not served. {_instead(request)}"
+            message = f"{request.method} {http.shown_path(request)} is not served. {_instead(request)}"
             code = "method_not_supported" if error.status_code == 405 else "not_found"
             refused = RequestError(error.status_code, message, code=code)
         case RequestError():

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from agl.errors import GatewayError
 from agl.extras import install_line
@@ -43,7 +43,6 @@ from agl.trainer.http.turns import LARGE_BYTES, LARGE_MESSAGES
 from agl.trainer.rendering.digests import text_of
 from agl.trainer.rendering.normalise import Tools
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.store.base import Store
 
 OFF_LOOP_SIZE = 4096
 """Longer texts, in characters, are tokenised in a worker thread; a shorter one is done before a thread has begun."""
@@ -51,6 +50,14 @@ OFF_LOOP_MESSAGES = 32
 """So are more new messages."""
 
 log = logging.getLogger("agl.gateway")
+
+
+class CallStore(Protocol):
+    """Where calls are recorded; a `Store` is one."""
+
+    async def add_calls(self, calls: Sequence[Call]) -> None:
+        """Record calls. Returns once they are stored."""
+        ...
 
 
 class Gateway:
@@ -65,7 +72,7 @@ class Gateway:
         base_url: where it listens; empty while it does not.
     """
 
-    def __init__(self, store: Store, *, capture_content: bool = True, hold_timeout: float = 30.0) -> None:
+    def __init__(self, store: CallStore, *, capture_content: bool = True, hold_timeout: float = 30.0) -> None:
         self.store = store
         self.capture_content = capture_content
         self.hold_timeout = hold_timeout
@@ -104,6 +111,10 @@ class Gateway:
         if policy not in self._policies:
             raise RequestError(404, f"no policy {policy!r} is served here", code="model_not_found", param="model")
         return self._policies[policy]
+
+    def policy_named(self, model: str, policy: str | None) -> str | None:
+        """The policy that answers a request: the one of its agent, `policy`, whatever `model` the request names."""
+        return policy
 
     @property
     def models(self) -> tuple[str, ...]:

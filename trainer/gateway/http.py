@@ -33,6 +33,8 @@ PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:agent}/v1"
 
 _KEYED = re.compile(r"(/rollouts/[^/]+/attempts/[0-9]+)/bearer/([^/]+)(/agents/.*)", re.S)
 
+_PLACE = re.compile(r"^/rollouts/[^/]+/attempts/[0-9]+/agents/[^/]*(?=/v1)")
+
 _TRACEPARENT = re.compile(r"^[0-9a-f]{2}-[0-9a-f]{32}-([0-9a-f]{16})-[0-9a-f]{2}$")
 
 _AGL_HEADER = "x-agl-traceparent"
@@ -76,6 +78,7 @@ def generation_endpoint(gateway: Gateway, dialect: Dialect[Any]) -> Endpoint:
         request.state.request_id = pending.response_id
         try:
             dialect_request = await read(gateway, request, pending.access, pending.policy, dialect.read)
+            pending.policy = gateway.policy_named(_model(request, dialect_request), pending.policy)
         except Exception as error:
             gateway.refuse(pending, error)
             raise
@@ -131,8 +134,9 @@ async def count_tokens(gateway: Gateway, request: Request, reader: Callable[[Any
     """
     access = attempt_of(gateway, request)
     policy = access.selection.policy_for(request.path_params["agent"])
-    chat = (await read(gateway, request, access, policy, reader)).chat
-    render = gateway.served(policy).rendering.prompt
+    dialect_request = await read(gateway, request, access, policy, reader)
+    chat = dialect_request.chat
+    render = gateway.served(gateway.policy_named(_model(request, dialect_request), policy)).rendering.prompt
     try:
         async with access.turns as turn:
             prompt = await turn.run(render, chat.messages, chat.tools, force_tool=chat.force_tool)
@@ -148,6 +152,7 @@ def attempt_of(gateway: Gateway, request: Request) -> Access:
         RequestError: 401, the key is not that of an open attempt.
     """
     in_query = {"x-goog-api-key": "".join(request.query_params.getlist("key"))}  # where Google's clients may have it
+    in_query |= {"origin": page} if (page := request.headers.get("origin")) else {}
     headers = request.headers if key_of(request.headers) else in_query
     return gateway.find_attempt(request.path_params["rollout"], request.path_params["attempt"], headers)
 
@@ -179,6 +184,16 @@ async def read(
         return _parse(await _body(request, limits, max_context), limits, access, reader, texts, capture)
     async with access.turns as turn:
         return await turn.run(_parse, await _body(request, limits, max_context), limits, access, reader, texts, capture)
+
+
+def shown_path(request: Request) -> str:
+    """The path of a request as its client knows it: what its base URL adds is left out."""
+    return _PLACE.sub("", request.url.path)
+
+
+def _model(request: Request, dialect_request: DialectRequest[Any]) -> str:
+    """The model that a request names: in its URL, as Google's have it, or in its body; "" for none."""
+    return request.path_params.get("model") or getattr(dialect_request.body, "model", "") or ""
 
 
 async def _body(request: Request, limits: Limits, max_context: int) -> bytes:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from agl.errors import GatewayError
 from agl.trainer.gateway.app import build_app
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.limits import Limits
-from agl.trainer.http.server import HttpServer
+from agl.trainer.http.server import STOP_SECONDS, HttpServer
 
 
 class GatewayServer:
@@ -21,6 +22,7 @@ class GatewayServer:
         gateway: what to serve. extra_routes: other routes at the same address.
         host: address to bind. port: 0 takes a free one. limits: what clients may do.
         minted_key: as of `HttpServer`.
+        middleware: wraps the application.
     """
 
     def __init__(
@@ -32,10 +34,11 @@ class GatewayServer:
         extra_routes: Sequence[Route] = (),
         limits: Limits | None = None,
         minted_key: str | None = None,
+        middleware: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     ) -> None:
         self.gateway = gateway
         limits = limits or Limits.of_environment()
-        app = build_app(gateway, extra_routes, limits)
+        app = middleware(build_app(gateway, extra_routes, limits))
         self._server = HttpServer(app, error=GatewayError, host=host, port=port, limits=limits, minted_key=minted_key)
 
     @property
@@ -52,8 +55,8 @@ class GatewayServer:
         self.gateway.base_url = await self._server.start()
         return self.gateway.base_url
 
-    async def stop(self) -> None:
-        """Stop listening; open requests get two seconds and are then cancelled. Idempotent."""
+    async def stop(self, *, seconds: float = STOP_SECONDS) -> None:
+        """Stop listening; open requests get so many seconds and are then cancelled. Idempotent."""
         self.gateway.base_url = ""
         stopping = RequestError(503, "the gateway is stopping", code="gateway_stopping")
-        await self._server.stop(lambda: self.gateway.cancel_requests(stopping))
+        await self._server.stop(lambda: self.gateway.cancel_requests(stopping), seconds=seconds)

@@ -258,9 +258,13 @@ def _tool_call_ids(message: Message) -> list[str]:
     return [i for i in ids if isinstance(i, str)]
 
 
-def _chain(digests: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Running hash: entry n stands for the first n messages."""
-    chain = [b""]
+def chain_of(messages: Sequence[Message], before: Sequence[bytes] = (b"",)) -> tuple[bytes, ...]:
+    """Running hash: entry n stands for the first n messages. `before`: that of the messages before them."""
+    return _chain(tuple(map(digest, messages)), before)
+
+
+def _chain(digests: Sequence[bytes], before: Sequence[bytes] = (b"",)) -> tuple[bytes, ...]:
+    chain = [*before]
     for d in digests:
         chain.append(hash_of(chain[-1] + d))
     return tuple(chain)

@@ -18,7 +18,7 @@ from agl.trainer.http.connections import Connections
 from agl.trainer.http.limits import Bounded, Limits
 
 STOP_SECONDS = 2.0
-"""How long open requests have to end, and then again to be cancelled."""
+"""How long open requests usually have to end, and then again to be cancelled."""
 _BACKLOG = 2048
 _SPARE_FILES = 256
 """File descriptors that are reserved for everything but connections."""
@@ -100,8 +100,8 @@ class HttpServer:
         self.url = f"http://{host}:{self.port}"
         return self.url
 
-    async def stop(self, cancel: Callable[[], None] | None = None) -> None:
-        """Stop listening. Open requests have two seconds to end, and two more after `cancel` is called. Idempotent."""
+    async def stop(self, cancel: Callable[[], None] | None = None, *, seconds: float = STOP_SECONDS) -> None:
+        """Stop listening. Open requests have `seconds` to end, and two more after `cancel` is called. Idempotent."""
         if self._server is None or self._task is None:
             return
         server, task, self._server, self._task = self._server, self._task, None, None
@@ -109,7 +109,7 @@ class HttpServer:
         if self._minted_key is not None:
             local_key.withdraw(self.host, self.port, self._minted_key)
         server.should_exit = True
-        if not await _wait(task, STOP_SECONDS):
+        if not await _wait(task, seconds):
             if cancel is not None:
                 cancel()
             if not await _wait(task, STOP_SECONDS):

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from agl.errors import ModelLoadError
-from agl.trainer.local.embeddings import ADDED_TOKENS
+from agl.trainer.local.embeddings import ADDED_TOKENS, untie
 from agl.trainer.local.gguf import gguf_file, gguf_model, gguf_tokenizer, read_gguf
+from agl.trainer.local.prepared import is_adapter
 from agl.trainer.local.tokenizer import declared_stops, load, load_config
 from agl.trainer.rendering.rendering import Rendering
 
@@ -33,6 +34,9 @@ def prepare(source: str, template: str | None, target: Path) -> None:
     file, model = gguf_file(source), None
     if file is not None:
         tokenizer, model = gguf_tokenizer(read_gguf(file), file), gguf_model(file)
+        config = model.config
+    elif is_adapter(source):
+        tokenizer, model = _merged(Path(source).expanduser())
         config = model.config
     else:
         tokenizer = load("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source))
@@ -67,6 +71,26 @@ def prepare(source: str, template: str | None, target: Path) -> None:
     for path in folder.resolve().iterdir():
         if not (target / path.name).exists() and not path.name.startswith("."):
             (target / path.name).symlink_to(path.resolve())
+
+
+def _merged(adapter: Path) -> tuple[Any, Any]:
+    """The tokenizer, and the adapter's base with the adapter in it: in float32, since a sum would be rounded.
+
+    Raises:
+        ModelLoadError: the base or the adapter does not load.
+    """
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = json.loads((adapter / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    if not base:
+        raise ModelLoadError("the adapter names no base", hint="set base_model_name_or_path in adapter_config.json")
+    base_model = load("base", base, lambda: AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32))
+    model = load("adapter", str(adapter), lambda: PeftModel.from_pretrained(base_model, str(adapter)))
+    untie(model)
+    with_tokenizer = str(adapter) if (adapter / "tokenizer_config.json").is_file() else base
+    tokenizer = load("tokenizer", with_tokenizer, lambda: AutoTokenizer.from_pretrained(with_tokenizer))
+    return tokenizer, model.merge_and_unload()
 
 
 def _add_tokens(model: Any, tokenizer: Any, texts: Sequence[str]) -> None:

@@ -33,7 +33,7 @@ from agl.trainer.processes.peer import Peer
 
 __all__ = ["LocalPolicy", "PolicyInfo", "PolicySpec", "start_policies"]
 
-OF_ONE = ("engine_logprobs", "save_model", "save_state", "export_weights")
+OF_ONE = ("engine_logprobs", "engine_scores", "save_model", "save_state", "export_weights")
 """Commands that one of several processes executes for all of them, as their weights are equal."""
 LOAD_HINT = "check the network and the disk, or raise load_timeout="
 OnProgress = Callable[[str], object]
@@ -133,6 +133,11 @@ class LocalPolicy:
     async def engine_logprobs(self, token_ids: IntArray, *, temperature: float = 1.0) -> FloatArray:
         """float32 [T - 1]: log-probs of `token_ids[1:]` by the engine's cached decoding."""
         return await self._command("engine_logprobs", np.asarray(token_ids, np.int32), temperature)
+
+    async def scored(self, token_ids: IntArray, top: int = 0) -> tuple[FloatArray, IntArray, FloatArray]:
+        """float32 [T - 1]: log-probs of `token_ids[1:]`, T >= 2, by the engine's cached decoding; int32 and float32
+        [T - 1, top]: the most likely tokens in their places, and those tokens' log-probs."""
+        return await self._command("engine_scores", np.asarray(token_ids, np.int32), top)
 
     async def save_model(self, path: str | Path) -> None:
         """Write model and tokenizer as a Hugging Face directory."""

@@ -1,5 +1,6 @@
-"""A model as people have it, as a Hugging Face directory that every engine loads: GGUF is de-quantised, and a model
-without a chat template of use gets one. Made once, in a child process, and kept in the cache.
+"""A model as people have it, as a Hugging Face directory that every engine loads: GGUF is de-quantised, an adapter is
+merged into its base, and a model without a chat template of use gets one. Made once, in a child process, and kept in
+the cache.
 
 Invariant: importing this module loads neither torch nor transformers.
 """
@@ -29,7 +30,8 @@ def model_directory(model: str | os.PathLike[str], chat_template: str | None = N
     """The directory or hub id to load for `model`, made in the cache where there is none yet.
 
     Args:
-        model: a Hugging Face directory, hub id, GGUF file, directory with one, or the directory of a run or checkpoint.
+        model: a Hugging Face directory, hub id, GGUF file, directory with one, directory of a LoRA adapter that names
+            its base, or the directory of a run or checkpoint.
         chat_template: to use instead of the model's own: a name of `TEMPLATE_NAMES` or a Jinja file. Control tokens
             that it writes and the tokenizer lacks are added to both.
 
@@ -40,13 +42,19 @@ def model_directory(model: str | os.PathLike[str], chat_template: str | None = N
     directory = policy_directory(os.fspath(model))
     file = gguf_file(directory)
     template = None if chat_template is None else template_text(chat_template)
-    if file is None and template is None:
+    if file is None and template is None and not is_adapter(directory):
         return directory
     source = str(file or directory)
     target = cache_directory() / "models" / f"{Path(source).name.removesuffix('.gguf')}-{_key(source, template)}"
     if not (target / "config.json").is_file():
         _make(source, template, target)
     return str(target)
+
+
+def is_adapter(directory: str) -> bool:
+    """Whether a directory holds an adapter and no model."""
+    folder = Path(directory).expanduser()
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
 
 
 def require_local_model(name: str) -> None:
@@ -96,7 +104,7 @@ def _key(source: str, template: str | None) -> str:
 
 
 def _make(source: str, template: str | None, target: Path) -> None:
-    what = "de-quantising" if source.endswith(".gguf") else "preparing"
+    what = "de-quantising" if source.endswith(".gguf") else "merging" if is_adapter(source) else "preparing"
     print(f"agl: {what} {source} once -> {target}", file=sys.stderr)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 LEARNER_COMMANDS = ("train", "logprobs", "sequence_logprobs", "save_model", "save_state")
 """Commands that read or write the weights in training, and do not touch the engine."""
-COMMANDS = (*LEARNER_COMMANDS, "publish", "engine_logprobs", "export_weights", "load_state")
+COMMANDS = (*LEARNER_COMMANDS, "publish", "engine_logprobs", "engine_scores", "export_weights", "load_state")
 
 
 @dataclass(slots=True, eq=False)
@@ -255,6 +255,10 @@ class Worker:
     def engine_logprobs(self, policy: str, token_ids: IntArray, temperature: float) -> FloatArray:
         """Log-probs by the engine's cached decoding."""
         return self._engine.logprobs(token_ids, temperature, policy)
+
+    def engine_scores(self, policy: str, token_ids: IntArray, top: int) -> tuple[FloatArray, IntArray, FloatArray]:
+        """The same at temperature 1, with the most likely tokens."""
+        return self._engine.scores(token_ids, policy=policy, top=top)
 
     def save_model(self, policy: str, path: str) -> None:
         """Write a Hugging Face directory."""

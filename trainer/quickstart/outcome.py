@@ -53,6 +53,8 @@ def conclude(
     console.print(
         f'  agl run --model {result.policy} --agents solver -- python -m agl.trainer.quickstart.agent "{ask}"'
     )
+    console.print("let an application of yours ask it, by OpenAI's, Anthropic's or Google's API:")
+    console.print(f"  agl serve {result.policy}")
     console.print("see any rollout the way the trainer saw it:")
     console.print(f"  agl explain --list --store {out}")
     console.print("train your own agent:")

@@ -55,7 +55,8 @@ class Rendering:
 
     Attributes:
         renderer: the name of the one in use. stop_token_ids: the tokens that end an answer.
-        tools_refusal: why requests with tools are refused; None if they are not.
+        tools_refusal: why requests with tools are refused; None if they are not. vocabulary_size: how many tokens there
+            are.
 
     Raises:
         ConfigError: no such renderer, or it does not fit the tokenizer.
@@ -69,6 +70,8 @@ class Rendering:
         self.renderer = renderer or MODEL_RENDERER_MAP.get(getattr(tokenizer, "name_or_path", ""), "default")
         # A fast tokenizer drops saved truncation and padding at its first call; later calls only read, from any thread.
         tokenizer.encode("", add_special_tokens=False)
+        self._tokenizer = tokenizer
+        self.vocabulary_size = len(tokenizer)
         self._model: ChatTemplate | PackageRenderer
         if self.renderer == "default":
             from agl.trainer.rendering.chat_template import ChatTemplate
@@ -245,9 +248,10 @@ class Rendering:
         # Without this mark, the answer was cut, or has others.
         return bisect.bisect_left(range(ids.size), True, key=ended if ended(ids.size) else holds_all)
 
-    def encode(self, text: str) -> list[int]:
-        """`text` as ids; control tokens in it are recognised, none is added."""
-        return self._model.encode(text)
+    def encode(self, text: str, *, special: bool = False) -> list[int]:
+        """`text` as ids; control tokens in it are recognised. None is added, or with `special` those that the tokenizer
+        adds to a text that stands alone."""
+        return self._tokenizer.encode(text) if special else self._model.encode(text)
 
     def decode(self, ids: Ids) -> str:
         """The text of `ids`, control tokens included."""

@@ -212,7 +212,7 @@ def _facts(saved: SavedHistory, base: str | None, files: Path) -> Iterator[str]:
 
 
 def _peak_rate(saved: SavedHistory, files: Path) -> float | None:
-    """The highest learning rate that this policy's updates had: nobody may have set it, or set it for other policies."""
+    """The highest learning rate of this policy's updates: nobody may have set it, or set it for other policies."""
     policy = f"{files.name}/" if files.parent.name == "policies" else ""
     rates = [entry.get(f"{policy}learner/learning_rate") for entry in saved.entries]
     return max((rate for rate in rates if rate is not None), default=None)
@@ -277,6 +277,7 @@ def _usage(repo: str, is_adapter: bool, base: str | None) -> Iterator[str]:
     yield "```"
     if not is_adapter:
         yield from ("", f"In an agent of yours: `agl run --model {repo} -- python my_agent.py`.")
+        yield from ("", f"In an application: `agl serve {repo}`.")
 
 
 # -- the hub ----------------------------------------------------------------------------------------------------------

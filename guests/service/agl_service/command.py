@@ -55,6 +55,8 @@ def run_serve(
         if not quiet:
             what = settings.get("algorithm") or "serving without training"
             console.print(f"agl serve listens on {url} ({model}, {what}); Ctrl-C ends it")
+            if not settings.get("algorithm"):
+                console.print("it answers rollouts of the store; for applications: agl serve DIR, without --model")
             if (key := service.mount.keys.minted) is not None:
                 console.print(f"your programs on this machine find its key; for others: {local_key.with_key(url, key)}")
             console.print(f"the page: {link(f'{url}/ui', service.mount.keys.minted)}")

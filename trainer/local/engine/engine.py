@@ -243,32 +243,47 @@ class LocalEngine:
         return events
 
     def logprobs(self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY) -> FloatArray:
+        """Log-probs of a fixed sequence by the way that sampling takes: float32 [T - 1], as the first of `scores`."""
+        return self.scores(token_ids, temperature, policy)[0]
+
+    def scores(
+        self, token_ids: IntArray, temperature: float = 1.0, policy: str = DEFAULT_POLICY, top: int = 0
+    ) -> tuple[FloatArray, IntArray, FloatArray]:
         """Log-probs of a fixed sequence by the way that sampling takes: prefill a part, decode the rest token by token.
 
         Without autocast, as `Learner.logprobs`, so that on float32 weights the two differ by float32 rounding alone.
 
         Args:
             token_ids: int [T], T >= 2.
-            temperature: > 0.
+            temperature: > 0. top: how many of the most likely tokens to report for each place.
 
         Returns:
-            float32 [T - 1]: entry t is the log-prob of `token_ids[t + 1]`.
+            float32 [T - 1]: entry t is the log-prob of `token_ids[t + 1]`; int32 and float32 [T - 1, top]: the most
+            likely tokens there, and their log-probs.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         split = max(1, ids.size - 1 - SCORED_STEPS)
         slots = SlotModel(self._slots.model, self.device, None, 1, self._adapters, like=self._slots)
+        tokens = torch.from_numpy(ids).to(self.device)
+        scored: list[tuple[Tensor, Tensor, Tensor]] = []
+
+        def score(logits: Tensor, first: int) -> None:
+            logprobs = torch.log_softmax(logits.float() / temperature, dim=-1)
+            best = torch.topk(logprobs, top)
+            chosen = logprobs.gather(1, tokens[first : first + len(logits), None])[:, 0]
+            scored.append((chosen, best.indices, best.values))
+
         with slots.computing():
             number = slots.cache_for(ids.size)
             slots.caches[number].reserve(1, ids.size, 0)
-            logits = []
             for start in range(0, split, self._prefill_tokens):
                 part = ids[start : min(split, start + self._prefill_tokens)]
-                logits.append(slots.prefill(number, 0, [part], [start], [policy], keep=0)[0])
+                score(slots.prefill(number, 0, [part], [start], [policy], keep=0)[0], start + 1)
             slots.begin_decode([split], [policy], [int(n == number) for n in range(number + 1)], [token_ids])
-            tokens = torch.from_numpy(ids).to(self.device)
-            logits += [slots.decode(tokens[t : t + 1]).clone() for t in range(split, ids.size - 1)]
-            logprobs = torch.log_softmax(torch.cat(logits).float() / temperature, dim=-1)
-            return logprobs.gather(1, tokens[1:, None])[:, 0].cpu().numpy()
+            for t in range(split, ids.size - 1):
+                score(slots.decode(tokens[t : t + 1]), t + 1)
+        chosen_T, top_ids_TK, top_TK = (torch.cat(parts).cpu().numpy() for parts in zip(*scored, strict=True))
+        return chosen_T, top_ids_TK.astype(np.int32), top_TK
 
     # -- one step ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,228 @@
+"""The gateway for applications: keys, policies by name, conversations, limits, metrics; with the real SDKs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from applications import DESK, SHOP, served
+from scripted import TOOLS, ScriptedEngine, in_loop, quick_tokenizer, rendering_of, tool_call, until
+
+from agl.trainer.gateway import application as application_gateway
+from agl.trainer.http.application_keys import ApplicationKeys
+
+
+class Kept:
+    """A store that keeps the calls as they come."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    async def add_calls(self, calls: Any) -> None:
+        self.calls += calls
+
+
+USER = {"role": "user", "content": "What is 3 + 4?"}
+
+
+@pytest.fixture
+def sdks() -> None:
+    """Imported before a test's time begins."""
+    import anthropic  # noqa: F401
+    import google.genai  # noqa: F401
+    import openai  # noqa: F401
+
+
+@in_loop
+async def test_the_four_apis_are_at_one_address(sdks: None):
+    from anthropic import AsyncAnthropic
+    from anthropic import DefaultAsyncHttpxClient as AnthropicHttp
+    from google import genai
+
+    async with served(["seven"]) as at:
+        client = at.openai()
+        chat = await client.chat.completions.create(model="any", messages=[USER])
+        assert (chat.choices[0].message.content, chat.model) == ("seven", "policy")
+        response = await client.responses.create(model="policy", input="What is 3 + 4?")
+        assert response.output_text == "seven"
+        texts = []
+        async for chunk in await client.chat.completions.create(model="policy", messages=[USER], stream=True):
+            texts += [choice.delta.content or "" for choice in chunk.choices]
+        assert "".join(texts) == "seven"
+        anthropic = AsyncAnthropic(base_url=at.url, api_key=DESK, http_client=AnthropicHttp(trust_env=False))
+        message: Any = await anthropic.messages.create(model="policy", max_tokens=64, messages=[USER])  # type: ignore[list-item]
+        assert message.content[0].text == "seven"
+        counted = await anthropic.messages.count_tokens(model="policy", messages=[USER])  # type: ignore[list-item]
+        assert counted.input_tokens == at.engine.asked[0].prompt_ids.size
+        google = genai.Client(api_key=SHOP, http_options={"base_url": at.url})
+        answer = await google.aio.models.generate_content(model="policy", contents="What is 3 + 4?")
+        assert answer.text == "seven"
+        assert [model.id async for model in client.models.list()] == ["policy"]
+
+
+@in_loop
+async def test_tools_of_an_application_are_called():
+    async with served([tool_call("3 + 4"), "seven"]) as at:
+        client = at.openai()
+        first = await client.chat.completions.create(model="policy", messages=[USER], tools=TOOLS)
+        (call,) = first.choices[0].message.tool_calls
+        assert call.function.name == "calculator"
+        answered = {"role": "tool", "tool_call_id": call.id, "content": "7"}
+        messages = [USER, first.choices[0].message.model_dump(), answered]
+        second = await client.chat.completions.create(model="policy", messages=messages, tools=TOOLS)
+        assert second.choices[0].message.content == "seven"
+
+
+@pytest.mark.parametrize("key", [None, "wrong-key-0123456789", SHOP[:-1]])
+@in_loop
+async def test_a_wrong_key_is_401_in_each_apis_form(key: str | None):
+    async with served(["x"]) as at:
+        chat = await at.post("/v1/chat/completions", {"messages": [USER]}, key)
+        assert (chat.status_code, chat.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert "rollout" not in chat.text
+        messages = await at.post("/v1/messages", {"max_tokens": 9, "messages": [USER]}, key)
+        assert (messages.status_code, messages.json()["error"]["type"]) == (401, "authentication_error")
+        google = await at.post("/v1beta/models/policy:generateContent", {"contents": []}, key)
+        assert (google.status_code, google.json()["error"]["status"]) == (401, "UNAUTHENTICATED")
+        assert (await at.get("/v1/models", key)).status_code == 401
+        assert at.engine.asked == []
+
+
+@in_loop
+async def test_without_keys_everyone_on_this_machine_is_answered_but_no_web_page():
+    async with served(["x"], ApplicationKeys.find(needed=False)) as at:
+        assert (await at.post("/v1/chat/completions", {"messages": [USER]}, None)).status_code == 200
+        page = {"origin": "http://evil.example", "content-type": "application/json"}
+        async with httpx.AsyncClient(trust_env=False, headers=page) as client:
+            refused = await client.post(f"{at.url}/v1/chat/completions", json={"messages": [USER]})
+        assert refused.status_code == 401
+
+
+@in_loop
+async def test_several_policies_are_asked_by_their_names():
+    engines = {name: ScriptedEngine(quick_tokenizer(), [name]) for name in ("writer", "critic")}
+    async with served(engines["writer"], names=("writer",)) as at:
+        at.gateway.serve("critic", engines["critic"], rendering_of(quick_tokenizer()))
+        client = at.openai()
+        for name in ("critic", "writer"):
+            chat = await client.chat.completions.create(model=name, messages=[USER])
+            assert (chat.choices[0].message.content, chat.model) == (name, name)
+        unknown = await at.post("/v1/chat/completions", {"model": "editor", "messages": [USER]})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+        assert "'writer', 'critic'" in unknown.text
+        google = await at.post("/v1beta/models/critic:generateContent", {"contents": [{"parts": [{"text": "x"}]}]})
+        assert google.json()["modelVersion"] == "critic"
+
+
+@in_loop
+async def test_a_conversation_continues_its_tokens_and_is_one_rollout():
+    kept = Kept()
+    async with served(["one", "two", "three"], store=kept) as at:
+        client = at.openai()
+        messages: list[Any] = [USER]
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="policy", messages=messages)
+            messages += [answer.choices[0].message.model_dump(), {"role": "user", "content": "and then?"}]
+        other = await at.openai(DESK).chat.completions.create(model="policy", messages=messages)
+        assert other.choices[0].message.content == "three"
+    first, second, third = kept.calls
+    assert second.rollout_id == first.rollout_id
+    assert (second.index, second.parent_id, second.agent) == (1, first.id, "shop")
+    begin = [*first.prompt_ids, *first.response_ids]
+    assert second.prompt_ids[: len(begin)].tolist() == begin
+    # Another application's history is no conversation of this one.
+    assert (third.rollout_id != first.rollout_id, third.parent_id, third.agent) == (True, None, "desk")
+
+
+@in_loop
+async def test_a_response_is_continued_by_its_id_by_its_application_alone():
+    async with served(["one", "two"]) as at:
+        client = at.openai()
+        first = await client.responses.create(model="policy", input="hello")
+        second = await client.responses.create(model="policy", input="and?", previous_response_id=first.id)
+        assert second.output_text == "two"
+        before, after = at.engine.asked
+        assert after.prompt_ids[: before.prompt_ids.size].tolist() == before.prompt_ids.tolist()
+        body = {"model": "policy", "input": "and?", "previous_response_id": first.id}
+        assert (await at.post("/v1/responses", body, DESK)).json()["error"]["code"] == "previous_response_not_found"
+
+
+@in_loop
+async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(application_gateway, "CONVERSATIONS", 3)
+    async with served(["yes"]) as at:
+        client = at.openai()
+        for n in range(8):
+            message = {"role": "user", "content": f"question {n}"}
+            await client.chat.completions.create(model="policy", messages=[message])
+        gateway = at.gateway
+        assert len(gateway._conversations) == len(gateway._ends) == len(gateway._accesses) == 3
+        assert all(not c.calls and not c.pending for c in gateway._conversations)
+
+
+@in_loop
+async def test_the_same_seed_gives_the_same_sampling():
+    async with served(["yes"]) as at:
+        client = at.openai()
+        for seed in (5, 5, 6, None, None):
+            await client.chat.completions.create(model="policy", messages=[USER], **({"seed": seed} if seed else {}))
+        first, again, other, free, freer = (asked.sampling.seed for asked in at.engine.asked)
+        assert first == again
+        assert len({first, other, free, freer}) == 4
+
+
+@in_loop
+async def test_an_application_beyond_its_limit_gets_429_and_others_do_not():
+    engine = ScriptedEngine(quick_tokenizer(), ["x"], paused=True)
+    async with served(engine, most_requests=2) as at:
+        body = {"messages": [USER]}
+        running = [asyncio.ensure_future(at.post("/v1/chat/completions", body)) for _ in range(2)]
+        await until(lambda: engine.running == 2)
+        refused = await at.post("/v1/messages", {"max_tokens": 9, **body})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert refused.headers["retry-after"] == "1"
+        other = asyncio.ensure_future(at.post("/v1/chat/completions", body, DESK))
+        await until(lambda: engine.running == 3)
+        engine.resume.set()
+        assert [(await r).status_code for r in (*running, other)] == [200, 200, 200]
+        # Bad requests, and those that were refused, leave no place taken.
+        for _ in range(3):
+            assert (await at.post("/v1/chat/completions", {"messages": "x"})).status_code == 400
+        assert (await at.post("/v1/chat/completions", body)).status_code == 200
+        assert set(at.gateway.metrics.open_requests.values()) == {0}
+
+
+@in_loop
+async def test_a_client_that_hangs_up_leaves_its_place_free():
+    engine = ScriptedEngine(quick_tokenizer(), ["x"], paused=True)
+    async with served(engine, most_requests=1) as at:
+        for _ in range(3):
+            asking = asyncio.ensure_future(at.post("/v1/chat/completions", {"messages": [USER]}))
+            await until(lambda: engine.running == 1)
+            asking.cancel()
+            await until(lambda: engine.running == 0)
+            await until(lambda: at.gateway.metrics.open_requests["shop"] == 0)
+        assert at.gateway.metrics.requests["shop", "policy", "499"] == 3
+
+
+@in_loop
+async def test_metrics_count_requests_tokens_and_times():
+    async with served(["yes"]) as at:
+        client = at.openai()
+        await client.chat.completions.create(model="policy", messages=[USER])
+        async for _ in await client.chat.completions.create(model="policy", messages=[USER], stream=True):
+            pass
+        await at.post("/v1/chat/completions", {"messages": [USER]}, "wrong-key-0123456789")
+        lines = at.gateway.metrics.text().splitlines()
+        size = at.engine.asked[0].prompt_ids.size
+    for line in (
+        'agl_requests_total{application="shop",model="policy",status="200"} 2',
+        'agl_requests_total{application="unknown",model="",status="401"} 1',
+        f'agl_tokens_total{{application="shop",model="policy",kind="prompt"}} {2 * size}',
+        'agl_open_requests{application="shop"} 0',
+        'agl_request_seconds_count{application="shop",model="policy"} 2',
+        'agl_first_token_seconds_bucket{application="shop",model="policy",le="+Inf"} 1',
+    ):
+        assert line in lines, line

@@ -1,0 +1,426 @@
+"""Text in, text out: `/v1/completions`, `/tokenize` and `/detokenize`, as evaluation harnesses call them.
+
+Sources: OpenAI API reference, "Create completion"; vLLM's `/tokenize` and `/detokenize`. A prompt is text or token ids
+and is not rendered. Calls are not recorded: agents are trained on conversations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from agl.errors import ConfigError
+from agl.mdp.types import FloatArray, IntArray, int_array
+from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
+from agl.trainer.gateway import http
+from agl.trainer.gateway.application import ApplicationGateway
+from agl.trainer.gateway.calls import ServedPolicy
+from agl.trainer.gateway.dialects.common import OpenAIBody, require_neutral, sse, validated
+from agl.trainer.gateway.dialects.error_forms import openai_error
+from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
+from agl.trainer.gateway.metrics import Measured
+from agl.trainer.http.limits import Refused, json_value, setting
+from agl.trainer.http.responses import answer, unless_gone
+from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.rendering.token_text import CONTEXT
+
+MOST_ANSWERS = 128
+"""Prompts times `n` of one request."""
+
+
+_Part = tuple[int, Sequence[int]]
+"""The number of an answer, and its newly sampled tokens."""
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class CompletionsBody(OpenAIBody):
+    """The fields of a request for text."""
+
+    model: str = ""
+    prompt: str | list[int] | list[str] | list[list[int]]
+    max_tokens: int | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    n: int | None = Field(default=None, ge=1, le=MOST_ANSWERS)
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = None
+    best_of: int | None = None
+    # Only their neutral values can be honoured exactly.
+    suffix: str | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class TokenizeBody(BaseModel, extra="forbid"):
+    """A text, or a conversation as the policy's chat template writes it."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(BaseModel, extra="forbid"):
+    """Token ids."""
+
+    model: str = ""
+    tokens: list[int]
+
+
+def routes(gateway: ApplicationGateway) -> list[Route]:
+    """The routes of text and tokens."""
+
+    async def tokenize(request: HttpRequest) -> Response:
+        body, served = await _read(gateway, request, TokenizeBody)
+        if (body.prompt is None) == (body.messages is None):
+            raise RequestError(400, "send prompt or messages", code="invalid_value", param="prompt")
+        if body.messages is not None:
+            prompt = await asyncio.to_thread(_rendered, served, body.messages, body.tools)
+        else:
+            prompt = await asyncio.to_thread(served.rendering.encode, body.prompt, special=body.add_special_tokens)
+        strings = {"token_strs": [served.rendering.decode([i]) for i in prompt]} if body.return_token_strs else {}
+        size = served.engine.max_context
+        return answer({"count": len(prompt), "max_model_len": size, "tokens": prompt, **strings})
+
+    async def detokenize(request: HttpRequest) -> Response:
+        body, served = await _read(gateway, request, DetokenizeBody)
+        ids = _ids(served, body.tokens, "tokens")
+        return answer({"prompt": await asyncio.to_thread(served.rendering.decode, ids)})
+
+    async def completions(request: HttpRequest) -> Response:
+        application = gateway.application_of(request.headers)
+        gateway.admit_one(application)
+        streams = False
+        try:
+            try:
+                body, served = await _read(gateway, request, CompletionsBody)
+                work = await asyncio.to_thread(_work, body, served)
+            except RequestError as error:
+                gateway.metrics.refused(application, error.status)
+                raise
+            measured = gateway.metrics.started(application, served.name)
+            if body.stream:
+                streams = True
+                return _stream(work, measured, functools.partial(gateway.ended, application))
+            return await unless_gone(request, _answer(work, measured))
+        finally:
+            if not streams:
+                gateway.ended(application)
+
+    endpoints = {f"{http.PREFIX}/completions": completions, "/tokenize": tokenize, "/detokenize": detokenize}
+    return [Route(path, _with_errors(endpoint), methods=["POST"]) for path, endpoint in endpoints.items()]
+
+
+def _with_errors(
+    endpoint: Callable[[HttpRequest], Awaitable[Response]],
+) -> Callable[[HttpRequest], Awaitable[Response]]:
+    @functools.wraps(endpoint)
+    async def handle(request: HttpRequest) -> Response:
+        try:
+            return await endpoint(request)
+        except RequestError as error:
+            return answer(openai_error(error), error.status)
+
+    return handle
+
+
+async def _read(gateway: ApplicationGateway, request: HttpRequest, kind: type[Any]) -> tuple[Any, ServedPolicy]:
+    """The body of a request, and the policy that it names."""
+    gateway.application_of(request.headers)
+    limits = request.app.state.limits
+    content = await request.body()
+    if len(content) > limits.request_bytes:
+        why = f"the request has {len(content)} bytes, the limit is {limits.request_bytes}: {setting('request_bytes')}"
+        raise RequestError(413, why, code="request_too_large")
+    try:
+        data = await asyncio.to_thread(json_value, content, request.headers, limits.json_depth)
+    except Refused as refused:
+        raise RequestError(refused.status, refused.message, code=refused.code) from None
+    body = validated(kind, data)
+    return body, gateway.served(gateway.policy_named(body.model, None))
+
+
+def _rendered(served: ServedPolicy, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[int]:
+    try:
+        return served.rendering.prompt(messages, tools).ids.tolist()
+    except ConfigError as error:
+        raise refusal(error) from error
+
+
+def _ids(served: ServedPolicy, ids: Sequence[int], where: str) -> IntArray:
+    """Token ids of a client.
+
+    Raises:
+        RequestError: 400, the policy has no such token.
+    """
+    size = served.rendering.vocabulary_size
+    if (wrong := next((i for i in ids if not 0 <= i < size), None)) is not None:
+        raise RequestError(400, f"{where}: there is no token {wrong}, but {size} of them", param=where)
+    return int_array(ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """What is to be done for a request.
+
+    Attributes:
+        body: of the request. served: the policy. prompts: int32 [P] each.
+        sampling: None where nothing is sampled.
+    """
+
+    body: CompletionsBody
+    served: ServedPolicy
+    prompts: list[IntArray]
+    sampling: Sampling | None
+
+    @property
+    def base(self) -> dict[str, Any]:
+        return {"object": "text_completion", "created": int(time.time()), "model": self.served.name}
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        return self.sampling.stop if self.sampling else ()
+
+    @property
+    def answers(self) -> list[tuple[int, IntArray]]:
+        """(number, prompt) of each answer."""
+        return list(enumerate(prompt for prompt in self.prompts for _ in range(self.body.n or 1)))
+
+    def text(self, prompt: IntArray, ids: Sequence[int]) -> str:
+        """The text of an answer's tokens, up to a stop text."""
+        rest = [i for i in ids if i not in self.served.stop_token_ids]
+        text = self.served.rendering.decode_after(prompt[-CONTEXT:], rest)
+        ends = [at for s in self.stop if (at := text.find(s)) >= 0]
+        return text[: min(ends)] if ends else text
+
+    async def sample(self, number: int, prompt: IntArray, on_tokens: OnTokens | None = None) -> Completion:
+        """Sample an answer."""
+        if self.sampling is None:
+            empty = np.empty(0, np.int32), np.empty(0, np.float32)
+            return Completion(*empty, "length", 0)
+        seed = (self.sampling.seed + number) % 2**63
+        request = Request(prompt, replace(self.sampling, seed=seed), self.served.name)
+        return await self.served.engine.generate(request, on_tokens=on_tokens)
+
+
+def _work(body: CompletionsBody, served: ServedPolicy) -> _Work:
+    """What is to be done.
+
+    Raises:
+        RequestError: 400, the request cannot be held.
+    """
+    require_neutral(body, "suffix", "frequency_penalty", "presence_penalty", "logit_bias")
+    if body.best_of not in (None, body.n or 1):
+        raise RequestError(400, "best_of is not supported: ask for n answers, and choose", param="best_of")
+    prompt: Any = body.prompt
+    several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+    prompts = [
+        _ids(served, p, "prompt") if isinstance(p, list) else int_array(served.rendering.encode(p, special=True))
+        for p in (prompt if several else [prompt])
+    ]
+    count = len(prompts) * (body.n or 1)
+    if count > MOST_ANSWERS:
+        raise RequestError(400, f"{count} answers to one request, the limit is {MOST_ANSWERS}", param="prompt")
+    most = 16 if body.max_tokens is None else body.max_tokens
+    if most == 0 and not body.echo:
+        raise RequestError(400, "max_tokens is 0, and without echo nothing is answered", param="max_tokens")
+    if body.echo and body.stream:
+        raise RequestError(400, "echo is not supported in a stream", code="unsupported_parameter", param="echo")
+    if body.logprobs is not None and body.stream:
+        raise RequestError(400, "logprobs are not supported in a stream", param="logprobs")
+    if body.echo and body.logprobs is not None and not hasattr(served.engine, "scored"):
+        why = f"{type(served.engine).__name__} gives no log-probs of a prompt; agl's own engine does"
+        raise RequestError(400, f"echo with logprobs: {why}", code="unsupported_parameter", param="echo")
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    if "" in stop:
+        raise RequestError(400, "stop: an empty text ends every answer", code="invalid_value", param="stop")
+    context = served.engine.max_context
+    room = context - max(ids.size for ids in prompts)
+    if min(ids.size for ids in prompts) < 1:
+        raise RequestError(400, "prompt: it has no tokens", code="invalid_value", param="prompt")
+    if room < (1 if most else 0):
+        raise PromptTooLongError(
+            f"the prompt has {context - room} tokens, which leaves no room in a context of {context}",
+            context - room,
+            context,
+        )
+    sampling = Sampling(
+        max_tokens=max(1, min(most, room)),
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(body.top_k or 0, 0),
+        stop=stop,
+        stop_token_ids=served.stop_token_ids,
+        seed=abs(body.seed) if body.seed is not None else uuid.uuid4().int >> 66,
+        top_logprobs=body.logprobs or 0,
+    )
+    return _Work(body, served, prompts, sampling if most else None)
+
+
+async def _answer(work: _Work, measured: Measured) -> Response:
+    tasks = [asyncio.ensure_future(work.sample(*each)) for each in work.answers]
+    try:
+        completions = await asyncio.gather(*tasks)
+        choices = [await _choice(work, n, p, c) for (n, p), c in zip(work.answers, completions, strict=True)]
+    except BaseException as error:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        refused = refusal(error) if isinstance(error, Exception) else None
+        measured.ended(499 if refused is None else refused.status)
+        if refused is None:
+            raise
+        raise refused from error
+    usage = _count(work, completions, measured)
+    return answer({"id": f"cmpl-{uuid.uuid4().hex}", **work.base, "choices": choices, "usage": usage})
+
+
+def _count(work: _Work, completions: Sequence[Completion], measured: Measured) -> dict[str, int]:
+    prompt = sum(ids.size for ids in work.prompts)
+    sampled = sum(c.token_ids.size for c in completions)
+    measured.tokens(prompt, sum(c.cached_tokens for c in completions), sampled)
+    measured.ended(200)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+async def _choice(work: _Work, number: int, prompt: IntArray, completion: Completion) -> dict[str, Any]:
+    body, rendering = work.body, work.served.rendering
+    text = await asyncio.to_thread(work.text, prompt, completion.token_ids.tolist())
+    if body.echo:
+        text = await asyncio.to_thread(rendering.decode, prompt) + text
+    logprobs = None
+    if body.logprobs is not None:
+        entries = _Entries(rendering, body.logprobs)
+        if body.echo:
+            entries.add([], prompt[:1], [None], [None])
+            if prompt.size > 1:
+                values, top_ids, tops = await work.served.engine.scored(prompt, body.logprobs)  # type: ignore[attr-defined]
+                pairs = [list(zip(i, v, strict=True)) for i, v in zip(top_ids.tolist(), tops.tolist(), strict=True)]
+                entries.add(prompt[:1], prompt[1:], values, pairs)
+        entries.add(prompt, completion.token_ids, completion.logprobs, completion.top_logprobs)
+        logprobs = entries.json
+    return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": _finish_reason(completion)}
+
+
+def _finish_reason(completion: Completion) -> str:
+    return "length" if completion.finish_reason == "cancelled" else completion.finish_reason
+
+
+class _Entries:
+    """OpenAI's log-probs of a text completion."""
+
+    def __init__(self, rendering: Rendering, top: int) -> None:
+        self.json: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        self._rendering, self._top, self._offset = rendering, top, 0
+
+    def add(
+        self, before: IntArray | list[int], ids: IntArray, values: FloatArray | Sequence[Any], tops: Sequence[Any]
+    ) -> None:
+        """Add tokens that follow others. `values`, `tops`: their log-probs, and (token, log-prob) of the most likely
+        ones in their places; None for the first token of all, which nothing comes before."""
+        known = [*np.asarray(before, np.int32)[-CONTEXT:].tolist()]
+        for k, (token, value) in enumerate(zip(ids.tolist(), values, strict=True)):
+            at = known[-CONTEXT:]
+            text = self._rendering.decode_after(at, [token])
+            top: Sequence[tuple[int, float]] | None = tops[k] if k < len(tops) else ()
+            self.json["tokens"].append(text)
+            self.json["token_logprobs"].append(None if value is None else float(value))
+            likely = None
+            if top is not None:
+                # Of several tokens with the same text, the most likely one counts.
+                likely = {self._rendering.decode_after(at, [i]): float(v) for i, v in reversed(top)}
+                likely.setdefault(text, self.json["token_logprobs"][-1])
+            self.json["top_logprobs"].append(likely)
+            self.json["text_offset"].append(self._offset)
+            self._offset += len(text)
+            known.append(token)
+
+
+def _stream(work: _Work, measured: Measured, ended: Callable[[], None]) -> Response:
+    """The answer as a stream; `ended` is called when nothing is sampled any more."""
+    queue: asyncio.Queue[_Part | None] = asyncio.Queue()
+
+    async def sample(number: int, prompt: IntArray) -> Completion:
+        def on_tokens(ids: Sequence[int], _: Sequence[float]) -> None:
+            queue.put_nowait((number, ids))
+
+        return await work.sample(number, prompt, on_tokens)
+
+    sampled = asyncio.ensure_future(asyncio.gather(*(sample(*each) for each in work.answers)))
+
+    def on_end(_: object) -> None:
+        ended()
+        queue.put_nowait(None)
+
+    sampled.add_done_callback(on_end)
+    return StreamingResponse(_events(work, measured, queue, sampled), media_type="text/event-stream")
+
+
+async def _events(
+    work: _Work,
+    measured: Measured,
+    queue: asyncio.Queue[tuple[int, Sequence[int]] | None],
+    sampled: asyncio.Future[Any],
+) -> AsyncIterator[bytes]:
+    base = {"id": f"cmpl-{uuid.uuid4().hex}", **work.base}
+    answers = work.answers
+    held_back = max((len(s) for s in work.stop), default=0)
+    ids: list[list[int]] = [[] for _ in answers]
+    read = [0] * len(answers)
+    sent = [0] * len(answers)
+
+    def chunk(number: int, text: str, finish: str | None = None) -> bytes:
+        choice = {"index": number, "text": text, "logprobs": None, "finish_reason": finish}
+        return sse({**base, "choices": [choice]})
+
+    try:
+        while (part := await queue.get()) is not None:
+            number, new = part
+            ids[number].extend(new)
+            # Decoding the whole answer at each token would be quadratic; a long answer is decoded less often.
+            if len(ids[number]) - read[number] < 1 + len(ids[number]) // 64:
+                continue
+            read[number] = len(ids[number])
+            text = work.text(answers[number][1], ids[number])
+            # A character can end in the next token.
+            certain = text[: max(0, len(text) - held_back)].rstrip("\ufffd")[sent[number] :]
+            if certain:
+                sent[number] += len(certain)
+                yield chunk(number, certain)
+        completions = await sampled
+        for (number, prompt), completion in zip(answers, completions, strict=True):
+            text = work.text(prompt, completion.token_ids.tolist())
+            yield chunk(number, text[sent[number] :], _finish_reason(completion))
+        usage = _count(work, completions, measured)
+        if work.body.stream_options is not None and work.body.stream_options.include_usage:
+            yield sse({**base, "choices": [], "usage": usage})
+        yield b"data: [DONE]\n\n"
+    except Exception as error:
+        refused = refusal(error)
+        measured.ended(refused.status)
+        yield sse(openai_error(refused))
+    finally:
+        sampled.cancel()
