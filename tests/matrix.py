@@ -65,6 +65,8 @@ WITH_MORE = (
     "test_a_bypass_in_earnest_a_model_that_no_hook_reaches",
 )  # fmt: skip
 """But for these: the first trains a model, the others run LangChain."""
+REQUESTS = tuple(f"../api/test_api_{name}.py" for name in ("features", "parameters", "routes"))
+"""Requests to the four APIs by the SDK of a row, whose older releases have other parameters and types."""
 TEST_TOOLS = ("pytest>=8.3",)
 EXTRAS = "integration/test_missing_extras.py"
 """Runs in every row, since each lacks much that agl can use."""
@@ -100,15 +102,15 @@ class Framework:
 
 FRAMEWORKS = (
     Framework(
-        "openai", "openai", ("openai", "openai_responses"), ("test_openai_streams.py",),
+        "openai", "openai", ("openai", "openai_responses"), ("test_openai_streams.py", *REQUESTS),
         pins={"newest 1.x": ("openai<2",), "newest 2.x": ("openai<3",)},
     ),
     Framework(
-        "anthropic", "anthropic", ("anthropic",), ("test_adapter_anthropic.py",),
+        "anthropic", "anthropic", ("anthropic",), ("test_adapter_anthropic.py", *REQUESTS),
         pins={"newest 0.x": ("anthropic<1",), "newest 1.x": ("anthropic<2",)},
     ),
     Framework(
-        "google-genai", "google-genai", ("google_genai",), ("test_google_clients.py",), select="not adk",
+        "google-genai", "google-genai", ("google_genai",), ("test_google_clients.py", *REQUESTS), select="not adk",
         pins={"newest 1.x": ("google-genai<2",), "newest 2.x": ("google-genai<3",)},
     ),
     Framework(

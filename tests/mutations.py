@@ -2418,6 +2418,20 @@ MUTATIONS = (
         unit("application", "test_the_same_seed_gives_the_same_sampling"),
     ),
     Mutation(
+        "a recorded conversation never ends, so nothing trains on it",
+        "trainer/launch/recording.py",
+        'update_attempt(call.rollout_id, call.attempt, "succeeded")',
+        'update_attempt(call.rollout_id, call.attempt, "running")',
+        unit("application", "test_an_application_gets_its_answers_while_they_cannot_be_recorded"),
+    ),
+    Mutation(
+        "two applications share a key",
+        "trainer/http/application_keys.py",
+        "        if digest in hashes.values():\n",
+        "        if False:\n",
+        unit("application", "test_a_key_file_with_a_mistake_is_refused"),
+    ),
+    Mutation(
         "open answers are cut when the server is stopped",
         "trainer/launch/serve.py",
         "await asyncio.shield(server.died)",

@@ -27,8 +27,7 @@ HEADERS = {
 
 @in_loop
 async def test_the_models_of_openais_sdk() -> None:
-    import openai
-
+    openai = pytest.importorskip("openai")
     async with serving(["x"]) as rig:
         client = openai_client(await rig.attempt())
         assert [(m.id, m.object, m.owned_by) async for m in client.models.list()] == [("policy", "model", "agl")]
@@ -179,8 +178,7 @@ async def test_the_api_of_a_path_is_told_without_headers() -> None:
 
 @in_loop
 async def test_the_sdk_of_openai_shows_the_id_of_the_recorded_call() -> None:
-    import openai
-
+    openai = pytest.importorskip("openai")
     script = ["x", "x", "x", "x", EngineError("no engine")]
     async with serving(script) as rig:
         attempt = await rig.attempt()

@@ -64,6 +64,12 @@ def test_two_policies_for_two_applications_whose_calls_are_trained_on(tiny_polic
             assert stream.get_final_message().model == "other"
         google = genai.Client(api_key=SHOP, http_options={"base_url": url})
         assert google.models.generate_content(model="other", contents="What is 3 + 4?").model_version == "other"
+        # A program of a framework, in another process than the server's.
+        from langchain_openai import ChatOpenAI
+
+        http = client.with_options()._client
+        model = ChatOpenAI(model="solver", base_url=f"{url}/v1", api_key=DESK, http_client=http, max_tokens=30)  # type: ignore[arg-type, call-arg]
+        assert model.invoke("What is 3 + 4?").response_metadata["model_name"] == "solver"
         # Answers that are under way when the server is stopped are completed.
         finished: set[int] = set()
         asked = client.chat.completions.create(model="solver", messages=[USER], n=32, stream=True, max_tokens=60)
@@ -80,11 +86,11 @@ def test_two_policies_for_two_applications_whose_calls_are_trained_on(tiny_polic
             "--device", "cpu", "--directory", "trained", log="train.log",
         )  # fmt: skip
         assert trained.wait(SECONDS) == 0, at.text("train.log")
-    # Three conversations of the shop's that had one answer, one that had 32, and one of the desk's.
+    # Three conversations of the shop's that had one answer, one that had 32, and two of the desk's.
     chosen = agl.traces(tmp_path / "seen.db", agents=["shop"]).load(str(tiny_policy))
-    assert (chosen.counts["rollouts"], chosen.counts["calls"]) == (5, 36)
+    assert (chosen.counts["rollouts"], chosen.counts["calls"]) == (6, 37)
     assert chosen.counts["rollouts_kept"] == 4
-    assert chosen.counts["calls_left_out/other agent"] == 1
+    assert chosen.counts["calls_left_out/other agent"] == 2
     assert chosen.counts["calls_retokenised"] == 0
 
 

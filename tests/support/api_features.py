@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 APIS = ("chat", "responses", "messages", "google")
@@ -23,6 +24,7 @@ class Case:
         cell: what the table says. body: the fields that show the feature, as they are on the wire.
         line: what the policy samples. sees, hides: texts that its prompt has, and that it has not.
         error: words of the refusal, its field first; "" for the name of the body's only field.
+        needs: a type of the SDK, "module:Name", without which a release cannot read the answer.
     """
 
     cell: str
@@ -31,6 +33,12 @@ class Case:
     sees: tuple[str, ...] = ()
     hides: tuple[str, ...] = ()
     error: str = ""
+    needs: str = ""
+
+    def readable(self) -> bool:
+        """Whether the installed SDK knows what the answer has."""
+        module, _, name = self.needs.partition(":")
+        return not name or hasattr(import_module(module), name)
 
 
 def served(body: Mapping[str, Any], *sees: str, **more: Any) -> Case:
@@ -204,7 +212,7 @@ FEATURES: dict[str, Mapping[str, Case]] = {
             tools("responses", tool_choice={
                 "type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "count"}]
             }),
-            "count", line=REST, hides=("search",),
+            "count", line=REST, hides=("search",), needs="openai.types.responses:ToolChoiceAllowed",
         ),
         "google": served(
             tools("google", toolConfig={"functionCallingConfig": {"mode": "AUTO", "allowedFunctionNames": ["count"]}}),

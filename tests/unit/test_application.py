@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,8 +11,11 @@ import pytest
 from applications import DESK, SHOP, served
 from scripted import TOOLS, ScriptedEngine, in_loop, quick_tokenizer, rendering_of, tool_call, until
 
+from agl.errors import ConfigError, StoreError
 from agl.trainer.gateway import application as application_gateway
 from agl.trainer.http.application_keys import ApplicationKeys
+from agl.trainer.launch.recording import Recording
+from agl.trainer.store import open_store
 
 
 class Kept:
@@ -226,3 +230,83 @@ async def test_metrics_count_requests_tokens_and_times():
         'agl_first_token_seconds_bucket{application="shop",model="policy",le="+Inf"} 1',
     ):
         assert line in lines, line
+
+
+@in_loop
+async def test_what_is_not_served_is_named_as_its_client_knows_it():
+    async with served(["x"]) as at:
+        for path in ("/v1/images/generations", "/v1/messages/batches", "/nothing"):
+            missing = await at.post(path, {})
+            assert missing.status_code == 404
+            assert f"POST {path} is not served" in missing.text
+
+
+class Full:
+    """A store whose disk is full, until it is not."""
+
+    def __init__(self) -> None:
+        self.store: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.store is None:
+            raise StoreError("the disk is full")
+        return getattr(self.store, name)
+
+
+@in_loop
+async def test_an_application_gets_its_answers_while_they_cannot_be_recorded(caplog: pytest.LogCaptureFixture):
+    full = Full()
+    recording = Recording(full, {"policy": "DIR"})  # type: ignore[arg-type]
+    async with served(["yes"], store=recording) as at:
+        client = at.openai()
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="policy", messages=[USER])
+            assert answer.choices[0].message.content == "yes"
+        await at.gateway.written()
+        assert [record.message for record in caplog.records if record.name == "agl.serve"] == [
+            "calls are not recorded: the disk is full"
+        ]
+        full.store = await open_store("memory")
+        await client.chat.completions.create(model="policy", messages=[USER])
+        await at.gateway.written()
+        (rollout,) = await full.store.query_rollouts(status=["succeeded"])
+        assert (rollout.task, rollout.mode, rollout.metadata["model"]) == ("What is 3 + 4?", "collect", "DIR")
+        (call,) = await full.store.query_calls(rollout.rollout_id)
+        assert (call.agent, call.policy) == ("shop", "policy")
+        await full.store.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "no key"),
+        ("# nothing\n", "no key"),
+        ("shop short\n", "'shop' has 5 characters"),
+        ("shop key one-two-three-four\n", "line 1 of the key file has 3 words"),
+        (f"shop {SHOP}\nshop {DESK}\n", "'shop' has two keys"),
+        (f"shop {SHOP}\ndesk {SHOP}\n", "'desk' has another application's key"),
+    ],
+)
+def test_a_key_file_with_a_mistake_is_refused(text: str, error: str, tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=error):
+        ApplicationKeys.find(file)
+
+
+def test_keys_come_from_a_file_the_environment_or_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "keys"
+    file.write_text(f"# who asks\nshop {SHOP}\n\n{DESK}\n")
+    monkeypatch.setenv("AGL_KEY", "environment-0123456789")
+    of_file, of_environment = ApplicationKeys.find(file), ApplicationKeys.find()
+    assert of_file.application({"x-api-key": SHOP}) == "shop"
+    assert of_file.application({"authorization": f"Bearer {DESK}"}) == "application"
+    assert of_file.application({"authorization": "Bearer environment-0123456789"}) is None
+    assert of_environment.application({"x-goog-api-key": "environment-0123456789"}) == "application"
+    of_file.check_host("0.0.0.0")
+    monkeypatch.delenv("AGL_KEY")
+    made = ApplicationKeys.find()
+    assert made.application({"x-api-key": str(made.minted)}) == "application"
+    for keys in (made, ApplicationKeys.find(needed=False)):
+        with pytest.raises(ConfigError, match="without a key"):
+            keys.check_host("0.0.0.0")

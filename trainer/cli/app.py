@@ -448,7 +448,7 @@ app.command(epilog="Example: agl runner --store http://trainer:4747 --agent agen
 
 @app.command(
     cls=ServeCommand,
-    epilog="Examples: agl serve runs/a/policy; agl serve --model Qwen/Qwen3-0.6B --algorithm grpo --data tasks.jsonl",
+    epilog="Example: agl serve runs/a/policy --record seen.db",
 )
 def serve(
     context: typer.Context,

@@ -58,6 +58,7 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         # In the order of their use: routes are tried one after another.
         Route(f"{http.PREFIX}/chat/completions", http.generation_endpoint(gateway, CHAT), methods=["POST"]),
         Route(f"{http.PREFIX}/responses", http.generation_endpoint(gateway, RESPONSES), methods=["POST"]),
+        Route(f"{http.PREFIX}/responses/compact", _unserved, methods=["POST"]),
         *_responses_routes(gateway),
         *_messages_routes(gateway),
         *_google_routes(gateway),
@@ -144,14 +145,16 @@ def _google_routes(gateway: Gateway) -> list[Route]:
         read = functools.partial(read_google, model=request.path_params["model"], stream=stream)
         return await http.generation_endpoint(gateway, replace(dialect, read=read))(request)
 
-    async def unserved(_: Request) -> Response:
-        raise HTTPException(404)
-
     # A client's base URL can end in /v1, to which it adds the version.
     prefixes = (http.PREFIX, http.PREFIX.removesuffix("/v1"))
     paths = [f"{prefix}/{{version}}/models/{{model:path}}" for prefix in prefixes]
-    endpoints = dict.fromkeys(GOOGLE_METHODS, call) | {":countTokens": count_tokens, ":{method}": unserved}
+    endpoints = dict.fromkeys(GOOGLE_METHODS, call) | {":countTokens": count_tokens, ":{method}": _unserved}
     return [Route(path + method, endpoints[method], methods=["POST"]) for path in paths for method in endpoints]
+
+
+async def _unserved(_: Request) -> Response:
+    """The endpoint of what an API has at a path below others that are served."""
+    raise HTTPException(404)
 
 
 _SERVED = (

@@ -10,8 +10,8 @@ import asyncio
 import functools
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,11 @@ from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
 from agl.trainer.gateway import http
 from agl.trainer.gateway.application import ApplicationGateway
 from agl.trainer.gateway.calls import ServedPolicy
-from agl.trainer.gateway.dialects.common import OpenAIBody, require_neutral, sse, validated
+from agl.trainer.gateway.dialects.common import OTHER_DISTRIBUTION, OpenAIBody, Refused, sse, validated
 from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.metrics import Measured
-from agl.trainer.http.limits import Refused, json_value, setting
+from agl.trainer.http.limits import json_value, setting
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
@@ -64,14 +64,16 @@ class CompletionsBody(OpenAIBody):
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
     best_of: int | None = None
-    # Only their neutral values can be honoured exactly.
-    suffix: str | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
 
-class TokenizeBody(BaseModel, extra="forbid"):
+REFUSED = {
+    "suffix": Refused("would be text after the answer, which a policy in training does not see; leave it out"),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias"), OTHER_DISTRIBUTION),
+}
+"""The fields that OpenAI documents and `CompletionsBody` lacks."""
+
+
+class TokenizeBody(BaseModel):
     """A text, or a conversation as the policy's chat template writes it."""
 
     model: str = ""
@@ -82,7 +84,7 @@ class TokenizeBody(BaseModel, extra="forbid"):
     return_token_strs: bool = False
 
 
-class DetokenizeBody(BaseModel, extra="forbid"):
+class DetokenizeBody(BaseModel):
     """Token ids."""
 
     model: str = ""
@@ -130,20 +132,7 @@ def routes(gateway: ApplicationGateway) -> list[Route]:
                 gateway.ended(application)
 
     endpoints = {f"{http.PREFIX}/completions": completions, "/tokenize": tokenize, "/detokenize": detokenize}
-    return [Route(path, _with_errors(endpoint), methods=["POST"]) for path, endpoint in endpoints.items()]
-
-
-def _with_errors(
-    endpoint: Callable[[HttpRequest], Awaitable[Response]],
-) -> Callable[[HttpRequest], Awaitable[Response]]:
-    @functools.wraps(endpoint)
-    async def handle(request: HttpRequest) -> Response:
-        try:
-            return await endpoint(request)
-        except RequestError as error:
-            return answer(openai_error(error), error.status)
-
-    return handle
+    return [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
 
 
 async def _read(gateway: ApplicationGateway, request: HttpRequest, kind: type[Any]) -> tuple[Any, ServedPolicy]:
@@ -154,11 +143,8 @@ async def _read(gateway: ApplicationGateway, request: HttpRequest, kind: type[An
     if len(content) > limits.request_bytes:
         why = f"the request has {len(content)} bytes, the limit is {limits.request_bytes}: {setting('request_bytes')}"
         raise RequestError(413, why, code="request_too_large")
-    try:
-        data = await asyncio.to_thread(json_value, content, request.headers, limits.json_depth)
-    except Refused as refused:
-        raise RequestError(refused.status, refused.message, code=refused.code) from None
-    body = validated(kind, data)
+    data = await asyncio.to_thread(json_value, content, request.headers, limits.json_depth)
+    body = validated(kind, data, REFUSED if kind is CompletionsBody else {})
     return body, gateway.served(gateway.policy_named(body.model, None))
 
 
@@ -166,7 +152,7 @@ def _rendered(served: ServedPolicy, messages: Sequence[Any], tools: Sequence[Any
     try:
         return served.rendering.prompt(messages, tools).ids.tolist()
     except ConfigError as error:
-        raise refusal(error) from error
+        raise refusal(error, "/tokenize") from error
 
 
 def _ids(served: ServedPolicy, ids: Sequence[int], where: str) -> IntArray:
@@ -188,16 +174,18 @@ class _Work:
     Attributes:
         body: of the request. served: the policy. prompts: int32 [P] each.
         sampling: None where nothing is sampled.
+        id: of the answer.
     """
 
     body: CompletionsBody
     served: ServedPolicy
     prompts: list[IntArray]
     sampling: Sampling | None
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
 
     @property
     def base(self) -> dict[str, Any]:
-        return {"object": "text_completion", "created": int(time.time()), "model": self.served.name}
+        return {"id": self.id, "object": "text_completion", "created": int(time.time()), "model": self.served.name}
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -232,7 +220,6 @@ def _work(body: CompletionsBody, served: ServedPolicy) -> _Work:
     Raises:
         RequestError: 400, the request cannot be held.
     """
-    require_neutral(body, "suffix", "frequency_penalty", "presence_penalty", "logit_bias")
     if body.best_of not in (None, body.n or 1):
         raise RequestError(400, "best_of is not supported: ask for n answers, and choose", param="best_of")
     prompt: Any = body.prompt
@@ -289,13 +276,13 @@ async def _answer(work: _Work, measured: Measured) -> Response:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        refused = refusal(error) if isinstance(error, Exception) else None
+        refused = refusal(error, work.id) if isinstance(error, Exception) else None
         measured.ended(499 if refused is None else refused.status)
         if refused is None:
             raise
         raise refused from error
     usage = _count(work, completions, measured)
-    return answer({"id": f"cmpl-{uuid.uuid4().hex}", **work.base, "choices": choices, "usage": usage})
+    return answer({**work.base, "choices": choices, "usage": usage})
 
 
 def _count(work: _Work, completions: Sequence[Completion], measured: Measured) -> dict[str, int]:
@@ -385,7 +372,7 @@ async def _events(
     queue: asyncio.Queue[tuple[int, Sequence[int]] | None],
     sampled: asyncio.Future[Any],
 ) -> AsyncIterator[bytes]:
-    base = {"id": f"cmpl-{uuid.uuid4().hex}", **work.base}
+    base = work.base
     answers = work.answers
     held_back = max((len(s) for s in work.stop), default=0)
     ids: list[list[int]] = [[] for _ in answers]
@@ -419,7 +406,7 @@ async def _events(
             yield sse({**base, "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
     except Exception as error:
-        refused = refusal(error)
+        refused = refusal(error, work.id)
         measured.ended(refused.status)
         yield sse(openai_error(refused))
     finally:

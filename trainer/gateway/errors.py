@@ -61,7 +61,7 @@ def invalid_key(rollout_id: str, attempt: int) -> RequestError:
     )
 
 
-def refusal(error: Exception, request: str) -> RequestError:
+def refusal(error: Exception, request: str = "without an id") -> RequestError:
     """An error as the client gets it; one that nobody expected is logged as that of this request."""
     match error:
         case RequestError():

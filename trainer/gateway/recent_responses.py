@@ -26,8 +26,22 @@ class RecentResponses(StoredResponses):
         except RequestError:
             return self._older.get(response_id)
 
+    def find(self, response_id: str) -> StoredResponse:
+        """As of any stored responses."""
+        try:
+            return super().find(response_id)
+        except RequestError:
+            return self._older.find(response_id)
+
+    def delete(self, response_id: str) -> None:
+        """As of any stored responses."""
+        if response_id in self._responses:
+            super().delete(response_id)
+        else:
+            self._older.delete(response_id)
+
     def add(
-        self, response_id: str, previous: StoredResponse | None, messages: Sequence[Message], items: Sequence[Item]
+        self, response: Item, previous: StoredResponse | None, messages: Sequence[Message], items: Sequence[Item]
     ) -> None:
         """As of any stored responses; the oldest are forgotten."""
         if len(self._responses) >= GENERATION:
@@ -37,4 +51,4 @@ class RecentResponses(StoredResponses):
                 setattr(self, field.name, getattr(young, field.name))
             # What is looked up there are the ids of a request's own items, which are few.
             self.items.update(dict(list(self._older.items.items())[-GENERATION:]))
-        super().add(response_id, previous, messages, items)
+        super().add(response, previous, messages, items)

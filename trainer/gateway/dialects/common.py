@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -64,7 +65,7 @@ class OpenAIBody(BaseModel):
     safety_identifier: Any = None
 
 
-def validated(model: type[Body], data: Any, refused: Mapping[str, Refused]) -> Body:
+def validated(model: type[Body], data: Any, refused: Mapping[str, Refused] = MappingProxyType({})) -> Body:
     """`data` as a `model`.
 
     Args:
