@@ -901,11 +901,11 @@ MUTATIONS = (
         unit("cut_answers", "test_an_answer_that_is_cut_anywhere_says_so"),
     ),
     Mutation(
-        "an answer that was cut within JSON is a whole one",
+        "brackets in a text of a call's arguments count",
         "trainer/rendering/toolparsers.py",
-        'lambda match: "" if match[1] else "{"',
-        'lambda match: ""',
-        unit("toolparsers", "test_an_answer_that_ends_within_its_second_call_is_unfinished"),
+        '_JSON_STRING.sub("", text)',
+        "text",
+        unit("toolparsers", "test_a_broken_call_that_has_its_end_is_finished"),
     ),
     Mutation(
         "a grammar allows a thought that the parser does not read",
