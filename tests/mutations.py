@@ -971,6 +971,13 @@ MUTATIONS = (
         unit("answer_facts", "test_a_block_of_thinking_is_closed_by_its_signature"),
     ),
     Mutation(
+        "a call that is whole is said to be cut, and not the next",
+        "trainer/gateway/dialects/responses/answer.py",
+        " and reply.unfinished",
+        " and False",
+        unit("answer_facts", "test_the_item_that_was_cut_is_the_incomplete_one"),
+    ),
+    Mutation(
         "a deleted response is returned",
         "trainer/gateway/stored_responses.py",
         "        del self._responses[response_id]\n",

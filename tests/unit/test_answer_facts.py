@@ -178,6 +178,19 @@ async def test_events_of_responses_nest(line: str) -> None:
     assert [e.output_index for e in events if e.type == "response.output_item.done"] == [*range(len(items))]
 
 
+@in_loop
+async def test_the_item_that_was_cut_is_the_incomplete_one() -> None:
+    async with serving([tool_call("1 + 2") + "\n" + tool_call("3")[:40]]) as rig:
+        attempt = await rig.attempt()
+        whole = await ask(attempt, QUESTION, tools=TOOLS)
+        events = [e async for e in await ask(attempt, QUESTION, tools=TOOLS, stream=True)]
+    assert events[-1].type == "response.incomplete"
+    for output in (whole.output, events[-1].response.output):
+        assert [(item.type, item.status) for item in output] == [
+            ("message", "incomplete"), ("function_call", "completed")
+        ]  # fmt: skip
+
+
 # -- stored responses -------------------------------------------------------------------------------------------------
 
 
