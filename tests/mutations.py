@@ -948,11 +948,11 @@ MUTATIONS = (
         unit("cut_answers", "test_an_answer_that_is_cut_anywhere_says_so"),
     ),
     Mutation(
-        "an answer that was cut within JSON is a whole one",
+        "brackets in a text of a call's arguments count",
         "trainer/rendering/toolparsers.py",
-        'lambda match: "" if match[1] else "{"',
-        'lambda match: ""',
-        unit("toolparsers", "test_an_answer_that_ends_within_its_second_call_is_unfinished"),
+        '_JSON_STRING.sub("", text)',
+        "text",
+        unit("toolparsers", "test_a_broken_call_that_has_its_end_is_finished"),
     ),
     Mutation(
         "a grammar allows a thought that the parser does not read",
@@ -1016,6 +1016,13 @@ MUTATIONS = (
         'if self._open_block == "thinking":',
         "if False:",
         unit("answer_facts", "test_a_block_of_thinking_is_closed_by_its_signature"),
+    ),
+    Mutation(
+        "a call that is whole is said to be cut, and not the next",
+        "trainer/gateway/dialects/responses/answer.py",
+        " and reply.unfinished",
+        " and False",
+        unit("answer_facts", "test_the_item_that_was_cut_is_the_incomplete_one"),
     ),
     Mutation(
         "a deleted response is returned",

@@ -57,13 +57,13 @@ async def clients(attempt: Attempt) -> AsyncIterator[dict[str, Any]]:
     from google import genai
 
     http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
-    own: Any = {"client_args": {"trust_env": False}, "async_client_args": {"trust_env": False}}
-    openai = attempt.client()
     base = attempt.url().removesuffix("/v1")
+    own: Any = {"base_url": base, "client_args": {"trust_env": False}, "async_client_args": {"trust_env": False}}
+    openai = attempt.client()
     async with anthropic.AsyncAnthropic(
         base_url=base, api_key=attempt.key, http_client=http, max_retries=0
     ) as messages:
-        google = genai.Client(api_key=attempt.key, http_options={"base_url": base, **own})
+        google = genai.Client(api_key=attempt.key, http_options=own)
         async with google.aio as aio:
             yield {"chat": openai, "responses": openai, "messages": messages, "google": aio}
 

@@ -147,7 +147,9 @@ def test_an_answer_that_ends_within_its_second_call_is_unfinished(name: str):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_broken_call_that_has_its_end_is_finished(name: str):
-    text = WHOLE[name].replace(CALL, "{broken}").replace("<function=a>", "") + ("" if name == "llama" else "\nDone.")
+    broken = '{"name": "a", "arguments": "{["}'
+    text = WHOLE[name].replace(CALL, broken).replace("<function=a>", "") + ("" if name == "llama" else "\nDone.")
+    assert read(name, text).malformed
     assert not read(name, text).unfinished
 
 

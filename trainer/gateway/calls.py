@@ -90,6 +90,7 @@ class Reply:
         finish_reason: "stop", "length" or "tool_calls".
         prompt_tokens: P.
         reasoning_tokens: how many of the sampled tokens are reasoning.
+        unfinished: whether it ends within a tool call, whose beginning is in the message's text.
     """
 
     call_id: str
@@ -98,6 +99,7 @@ class Reply:
     finish_reason: str
     prompt_tokens: int
     reasoning_tokens: int
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,7 +405,7 @@ class Gateway:
         # The APIs have no finish reason for an answer that the engine aborted, or that a stop token or text ends within
         # a tool call: to the client it is one cut short, not one whose other calls are all that the policy wants.
         shown_reason = "length" if finish_reason == "cancelled" or parsed.unfinished else finish_reason
-        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned)
+        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, parsed.unfinished)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,8 @@ WASTED = 4
 _SPACE = re.compile(r"\s*+")
 _MISTRAL_CALL = re.compile(r"([\w.-]++)\s*+(?:\[CALL_ID\](\w++)\s*+)?(?:\[ARGS\]\s*+)?(?=\{)")
 _XML_HEAD = re.compile(r"\s*+<function=([^>\n]++)>")
-_JSON_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:(")|\\?\Z)', re.S)
+_JSON_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.S)
+"""Also one without its end."""
 _XML_PARAMETER = re.compile(r"\s*+<parameter=([^>\n]++)>")
 
 ToolFormat = Callable[[str, Tools], Iterator[Piece]]
@@ -270,8 +271,8 @@ class _Tags:
 
 
 def _is_open(text: str) -> bool:
-    """Whether a JSON text ends within a string, an array or an object."""
-    brackets = _JSON_STRING.sub(lambda match: "" if match[1] else "{", text)
+    """Whether a JSON text ends within an array or an object."""
+    brackets = _JSON_STRING.sub("", text)
     return sum(map(brackets.count, "[{")) > sum(map(brackets.count, "]}"))
 
 

@@ -167,7 +167,8 @@ def _output(response_id: str, reply: Reply, logprobs: Sequence[Any]) -> list[dic
             }
         )
     if reply.finish_reason == "length":
-        items[-1]["status"] = "incomplete"
+        texts = [item for item in items if item["type"] == "message" and reply.unfinished]
+        (texts or items)[-1]["status"] = "incomplete"
     return items
 
 
