@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import PROGRAMS
+from paths import TESTS
 from scripted import ScriptedEngine, quick_tokenizer, serving
 
 PACKAGES = ("openai@6", "@anthropic-ai/sdk@1", "@google/genai@2")
@@ -31,7 +31,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     if done.returncode != 0:
         pytest.skip(f"npm cannot install {PACKAGES}: {done.stderr.strip().splitlines()[-1:]}")
-    return Path(shutil.copy(PROGRAMS / "four_apis.mjs", folder))
+    return Path(shutil.copy(TESTS / "support" / "programs" / "four_apis.mjs", folder))
 
 
 def test_the_sdks_for_node(program: Path) -> None:
