@@ -181,13 +181,13 @@ async def test_what_has_no_effect_leaves_the_answer_as_it_is(api: str) -> None:
 
 @in_loop
 async def test_a_websocket_is_refused_with_the_reason() -> None:
-    websockets = pytest.importorskip("websockets")
+    exceptions = pytest.importorskip("websockets.exceptions")
     async with serving(["x"]) as rig:
         attempt = await rig.attempt()
         client = openai_client(attempt)
         if not hasattr(client.responses, "connect"):
             pytest.skip("this release has no WebSockets")
-        with pytest.raises(websockets.exceptions.InvalidStatus) as raised:
+        with pytest.raises(exceptions.InvalidStatus) as raised:
             async with asyncio.timeout(20), client.responses.connect():
                 pass
     response = raised.value.response
