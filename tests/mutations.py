@@ -2209,6 +2209,13 @@ MUTATIONS = (
         unit("application", "test_an_application_gets_its_answers_while_they_cannot_be_recorded"),
     ),
     Mutation(
+        "a server forgets the limits that its environment sets",
+        "trainer/processes/environment.py",
+        ', "AGL_LIMIT_*")',
+        ")",
+        unit("child_environment", "test_the_users_own_program_sees_all_but_agls"),
+    ),
+    Mutation(
         "two applications share a key",
         "trainer/http/application_keys.py",
         "        if digest in hashes.values():\n",
