@@ -2235,8 +2235,8 @@ MUTATIONS = (
     Mutation(
         "an echo's log-probs are those of other places",
         "trainer/gateway/completions.py",
-        "entries.add(prompt[:1], prompt[1:], values, pairs)",
-        "entries.add(prompt[:1], prompt[1:], values[::-1], pairs)",
+        "entries.add, prompt[:1], prompt[1:], values, pairs)",
+        "entries.add, prompt[:1], prompt[1:], values[::-1], pairs)",
         unit("text_completions", "test_an_echo_has_the_prompt_with_its_log_probs"),
     ),
     Mutation(
