@@ -2432,6 +2432,13 @@ MUTATIONS = (
         unit("application", "test_an_application_gets_its_answers_while_they_cannot_be_recorded"),
     ),
     Mutation(
+        "a server forgets the limits that its environment sets",
+        "trainer/processes/environment.py",
+        ', "AGL_LIMIT_*")',
+        ")",
+        unit("child_environment", "test_the_users_own_program_sees_all_but_agls"),
+    ),
+    Mutation(
         "two applications share a key",
         "trainer/http/application_keys.py",
         "        if digest in hashes.values():\n",
@@ -2451,8 +2458,8 @@ MUTATIONS = (
     Mutation(
         "an echo's log-probs are those of other places",
         "trainer/gateway/completions.py",
-        "entries.add(prompt[:1], prompt[1:], values, pairs)",
-        "entries.add(prompt[:1], prompt[1:], values[::-1], pairs)",
+        "entries.add, prompt[:1], prompt[1:], values, pairs)",
+        "entries.add, prompt[:1], prompt[1:], values[::-1], pairs)",
         unit("text_completions", "test_an_echo_has_the_prompt_with_its_log_probs"),
     ),
     Mutation(

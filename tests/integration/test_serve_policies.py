@@ -95,12 +95,13 @@ def test_two_policies_for_two_applications_whose_calls_are_trained_on(tiny_polic
 
 
 def test_without_a_key_file_a_server_makes_its_key_and_ends_with_its_policy(tiny_policy: Path, tmp_path: Path) -> None:
-    with programs(tmp_path) as at:
+    with programs(tmp_path, AGL_LIMIT_MESSAGES="3") as at:
         facts = _start(at, tiny_policy)
         url, key = facts["url"], local_key.find(facts["url"])
         assert key is not None
         assert key in at.text("server.log")
         assert fetch(f"{url}/v1/chat/completions", {"messages": [USER], "max_tokens": 5})[0] == 200
+        assert fetch(f"{url}/v1/chat/completions", {"messages": [USER] * 4})[0] == 413
         (policy,) = (pid for pid, depth in family(facts["process"]) if depth == 1)
         os.kill(policy, signal.SIGKILL)
         (server,) = at.running

@@ -15,6 +15,7 @@ from agl.errors import ConfigError, StoreError
 from agl.trainer.gateway import application as application_gateway
 from agl.trainer.http.application_keys import ApplicationKeys
 from agl.trainer.launch.recording import Recording
+from agl.trainer.launch.serve import ServeOptions, serving
 from agl.trainer.store import open_store
 
 
@@ -310,3 +311,27 @@ def test_keys_come_from_a_file_the_environment_or_are_made(tmp_path: Path, monke
     for keys in (made, ApplicationKeys.find(needed=False)):
         with pytest.raises(ConfigError, match="without a key"):
             keys.check_host("0.0.0.0")
+
+
+def test_what_another_server_samples_is_served(untrained_model: Path):
+    from test_vllm_failures import good
+    from test_vllm_failures import serving as vllm_serving
+
+    async def ask(url: str) -> tuple[Any, Any]:
+        options = ServeOptions(
+            policies={"mine": str(untrained_model)}, keys=ApplicationKeys.find(needed=False), port=0, engine=url,
+            loading={}, quiet=True,
+        )  # fmt: skip
+        async with serving(options) as server, httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
+            body = {"messages": [USER], "max_tokens": 3}
+            return (await client.post("/v1/chat/completions", json=body)).json(), (await client.get("/health")).json()
+
+    def script(body: Any, _: int) -> tuple[int, Any]:
+        # It has no /tokenize.
+        return (200, {"choices": [good(body)], "usage": {}}) if "temperature" in body else (404, {})
+
+    with vllm_serving(script) as engine:
+        answered, health = asyncio.run(ask(engine.url))
+        assert (answered["model"], answered["usage"]["completion_tokens"]) == ("mine", 3)
+        assert health == {"status": "ok", "models": ["mine"]}
+        assert len(engine.seen[-1]["prompt"]) == answered["usage"]["prompt_tokens"]

@@ -26,11 +26,16 @@ NEEDED = {
 }  # fmt: skip
 
 
+SETTINGS = {
+    "AGL_CAPTURE_CONTENT": "0", "AGL_CACHE": "/c", "AGL_ALLOWED_HOSTS": "proxy", "AGL_LIMIT_MESSAGES": "3"
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         monkeypatch.delenv(name)
-    for name, value in {**SECRETS, **PROVIDERS, **HIDDEN_BY_THEIR_NAME, **NEEDED, "AGL_CAPTURE_CONTENT": "0"}.items():
+    for name, value in {**SECRETS, **PROVIDERS, **HIDDEN_BY_THEIR_NAME, **NEEDED, **SETTINGS}.items():
         monkeypatch.setenv(name, value)
 
 
@@ -42,7 +47,7 @@ def test_a_tool_sees_the_allowed_and_the_named() -> None:
 
 
 def test_the_users_own_program_sees_all_but_agls() -> None:
-    own = {**PROVIDERS, **HIDDEN_BY_THEIR_NAME, **NEEDED, "AGL_CAPTURE_CONTENT": "0"}
+    own = {**PROVIDERS, **HIDDEN_BY_THEIR_NAME, **NEEDED, **SETTINGS}
     seen = child_environment(own_program=True)
     assert {n: v for n, v in seen.items() if not n.startswith("PYTEST_")} == own
     with without_agls_variables():

@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from agl.errors import ConfigError
-from agl.mdp.types import FloatArray, IntArray, int_array
+from agl.mdp.types import IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
 from agl.trainer.gateway import http
 from agl.trainer.gateway.application import ApplicationGateway
@@ -30,9 +30,9 @@ from agl.trainer.gateway.dialects.common import OTHER_DISTRIBUTION, OpenAIBody, 
 from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.metrics import Measured
+from agl.trainer.gateway.text_logprobs import TextLogprobs
 from agl.trainer.http.limits import json_value, setting
 from agl.trainer.http.responses import answer, unless_gone
-from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
 
 MOST_ANSWERS = 128
@@ -300,50 +300,21 @@ async def _choice(work: _Work, number: int, prompt: IntArray, completion: Comple
         text = await asyncio.to_thread(rendering.decode, prompt) + text
     logprobs = None
     if body.logprobs is not None:
-        entries = _Entries(rendering, body.logprobs)
+        entries = TextLogprobs(rendering)
         if body.echo:
             entries.add([], prompt[:1], [None], [None])
             if prompt.size > 1:
                 values, top_ids, tops = await work.served.engine.scored(prompt, body.logprobs)  # type: ignore[attr-defined]
                 pairs = [list(zip(i, v, strict=True)) for i, v in zip(top_ids.tolist(), tops.tolist(), strict=True)]
-                entries.add(prompt[:1], prompt[1:], values, pairs)
-        entries.add(prompt, completion.token_ids, completion.logprobs, completion.top_logprobs)
+                await asyncio.to_thread(entries.add, prompt[:1], prompt[1:], values, pairs)
+        sampled = completion.token_ids, completion.logprobs, completion.top_logprobs
+        await asyncio.to_thread(entries.add, prompt, *sampled)
         logprobs = entries.json
     return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": _finish_reason(completion)}
 
 
 def _finish_reason(completion: Completion) -> str:
     return "length" if completion.finish_reason == "cancelled" else completion.finish_reason
-
-
-class _Entries:
-    """OpenAI's log-probs of a text completion."""
-
-    def __init__(self, rendering: Rendering, top: int) -> None:
-        self.json: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        self._rendering, self._top, self._offset = rendering, top, 0
-
-    def add(
-        self, before: IntArray | list[int], ids: IntArray, values: FloatArray | Sequence[Any], tops: Sequence[Any]
-    ) -> None:
-        """Add tokens that follow others. `values`, `tops`: their log-probs, and (token, log-prob) of the most likely
-        ones in their places; None for the first token of all, which nothing comes before."""
-        known = [*np.asarray(before, np.int32)[-CONTEXT:].tolist()]
-        for k, (token, value) in enumerate(zip(ids.tolist(), values, strict=True)):
-            at = known[-CONTEXT:]
-            text = self._rendering.decode_after(at, [token])
-            top: Sequence[tuple[int, float]] | None = tops[k] if k < len(tops) else ()
-            self.json["tokens"].append(text)
-            self.json["token_logprobs"].append(None if value is None else float(value))
-            likely = None
-            if top is not None:
-                # Of several tokens with the same text, the most likely one counts.
-                likely = {self._rendering.decode_after(at, [i]): float(v) for i, v in reversed(top)}
-                likely.setdefault(text, self.json["token_logprobs"][-1])
-            self.json["top_logprobs"].append(likely)
-            self.json["text_offset"].append(self._offset)
-            self._offset += len(text)
-            known.append(token)
 
 
 def _stream(work: _Work, measured: Measured, ended: Callable[[], None]) -> Response:

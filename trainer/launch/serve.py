@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ class ApplicationServer:
     """Policies that are served at an address.
 
     Attributes:
-        url: the address. gateway: what answers. store: where calls are recorded, its URL; None for nowhere.
+        url: the address. gateway: what answers. store: the URL of where calls are recorded; None for nowhere.
         died: gets the error of a policy whose process dies.
     """
 
@@ -108,7 +109,12 @@ async def serving(options: ServeOptions) -> AsyncIterator[ApplicationServer]:
         gateway = ApplicationGateway(
             options.keys, recording, most_requests=options.most_requests, capture_content=options.capture_content
         )
-        server = ApplicationServer(gateway, asyncio.get_running_loop().create_future(), url)
+        server = ApplicationServer(
+            gateway,
+            asyncio.get_running_loop().create_future(),
+            # Without a database's password: it is printed.
+            url and re.sub(r"//[^/@]*@", "//", url),
+        )
         for name, model in options.policies.items():
             policy = await _policy(options, name, model)
             stack.push_async_callback(policy.close)

@@ -46,8 +46,8 @@ ALLOWED = (
 """Names and globs, compared in upper case."""
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|HEADERS|COOKIE")
 """What is in no name that a glob of `ALLOWED` lets pass."""
-_SETTINGS = frozenset({"AGL_CAPTURE_CONTENT"})
-"""Variables of agl that are not kept from the user's own programs."""
+_SETTINGS = ("AGL_CAPTURE_CONTENT", "AGL_CACHE", "AGL_ALLOWED_HOSTS", "AGL_LIMIT_*")
+"""Variables of agl that hold no secret, as names and globs: they stay, as agl's own programs read them at any time."""
 _SERVER = "AGENT_LIGHTNING_SERVER_URL"
 _PR_SET_DUMPABLE = 4
 
@@ -128,7 +128,8 @@ def _allowed(name: str) -> bool:
 
 
 def _not_agls(name: str) -> bool:
-    return name in _SETTINGS or not (name.startswith("AGL_") or name == _SERVER)
+    is_setting = any(fnmatchcase(name, setting) for setting in _SETTINGS)
+    return is_setting or not (name.startswith("AGL_") or name == _SERVER)
 
 
 def _overwrite(names: Iterable[str]) -> None:
