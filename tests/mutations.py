@@ -1692,7 +1692,7 @@ MUTATIONS = (
     Mutation(
         "a tool that is loaded later is offered at once",
         "trainer/gateway/dialects/messages/body.py",
-        '    require_neutral(tool, REFUSED_OF_TOOL, f"{where}.")\n',
+        '    require_neutral(tool, UNSUPPORTED_OF_TOOL, f"{where}.")\n',
         "",
         api("features", "test_what_agents_ask_for[messages]"),
     ),

@@ -14,7 +14,7 @@ from scripted import new_access
 
 from agl.messages.google import camel
 from agl.trainer.gateway.dialects.chat import body as chat
-from agl.trainer.gateway.dialects.common import Refused
+from agl.trainer.gateway.dialects.common import Unsupported
 from agl.trainer.gateway.dialects.google import body as google
 from agl.trainer.gateway.dialects.messages import body as messages
 from agl.trainer.gateway.dialects.responses import body as responses
@@ -157,31 +157,33 @@ def at(path: str, field: str, value: Any) -> dict[str, Any]:
     return GOOGLE | {path[:-1]: {field: value}}
 
 
-PLACES: dict[str, tuple[Mapping[str, Refused], Callable[[str, Any], Any], Callable[[Any], Any], str]] = {
-    "Chat Completions": (chat.REFUSED, lambda f, v: CHAT | {f: v}, lambda b: chat.read(b, new_access()), ""),
+PLACES: dict[str, tuple[Mapping[str, Unsupported], Callable[[str, Any], Any], Callable[[Any], Any], str]] = {
+    "Chat Completions": (chat.UNSUPPORTED, lambda f, v: CHAT | {f: v}, lambda b: chat.read(b, new_access()), ""),
     "a message of Chat Completions": (
-        chat.REFUSED_OF_MESSAGE, lambda f, v: CHAT | {"messages": [USER | {f: v}]},
+        chat.UNSUPPORTED_OF_MESSAGE, lambda f, v: CHAT | {"messages": [USER | {f: v}]},
         lambda b: chat.read(b, new_access()), "messages.0.",
     ),
-    "Responses": (responses.REFUSED, lambda f, v: RESPONSES | {f: v}, lambda b: responses.read(b, new_access()), ""),
+    "Responses": (
+        responses.UNSUPPORTED, lambda f, v: RESPONSES | {f: v}, lambda b: responses.read(b, new_access()), "",
+    ),
     "a tool of Responses": (
-        responses.REFUSED_OF_TOOL,
+        responses.UNSUPPORTED_OF_TOOL,
         lambda f, v: RESPONSES | {"tools": [{"type": "function", "name": "f", "parameters": SCHEMA, f: v}]},
         lambda b: responses.read(b, new_access()), "tools.0.",
     ),
-    "Messages": (messages.REFUSED, lambda f, v: MESSAGES | {f: v}, lambda b: messages.read(b, new_access()), ""),
+    "Messages": (messages.UNSUPPORTED, lambda f, v: MESSAGES | {f: v}, lambda b: messages.read(b, new_access()), ""),
     "a tool of Messages": (
-        messages.REFUSED_OF_TOOL, lambda f, v: MESSAGES | {"tools": [{"name": "f", "input_schema": SCHEMA, f: v}]},
+        messages.UNSUPPORTED_OF_TOOL, lambda f, v: MESSAGES | {"tools": [{"name": "f", "input_schema": SCHEMA, f: v}]},
         lambda b: messages.read(b, new_access()), "tools.0.",
     ),
     **{
         f"Google's {path or 'body'}": (refused, lambda f, v, path=path: at(path, f, v), read_google, shown)
         for path, refused, shown in (
-            ("", google.REFUSED_OF_BODY, ""),
-            ("generationConfig.", google.REFUSED_OF_CONFIG, "generationConfig."),
-            ("toolConfig.", google.REFUSED_OF_TOOL_CONFIG, "toolConfig."),
-            ("toolConfig.functionCallingConfig.", google.REFUSED_OF_CALLING, "functionCallingConfig."),
-            ("tools.0.functionDeclarations.0.", google.REFUSED_OF_FUNCTION, "tools.0.functionDeclarations.0."),
+            ("", google.UNSUPPORTED_OF_BODY, ""),
+            ("generationConfig.", google.UNSUPPORTED_OF_CONFIG, "generationConfig."),
+            ("toolConfig.", google.UNSUPPORTED_OF_TOOL_CONFIG, "toolConfig."),
+            ("toolConfig.functionCallingConfig.", google.UNSUPPORTED_OF_CALLING, "functionCallingConfig."),
+            ("tools.0.functionDeclarations.0.", google.UNSUPPORTED_OF_FUNCTION, "tools.0.functionDeclarations.0."),
         )
     },
 }  # fmt: skip
@@ -205,9 +207,9 @@ def test_a_neutral_value_is_taken_and_any_other_is_refused_by_name(place: str) -
 
 def test_what_asks_for_nothing_does_not_change_a_request() -> None:
     for table, base, read in (
-        (chat.REFUSED, CHAT, chat.read),
-        (responses.REFUSED, RESPONSES, responses.read),
-        (messages.REFUSED, MESSAGES, messages.read),
+        (chat.UNSUPPORTED, CHAT, chat.read),
+        (responses.UNSUPPORTED, RESPONSES, responses.read),
+        (messages.UNSUPPORTED, MESSAGES, messages.read),
     ):
         neutral = {field: refused.neutral[-1] if refused.neutral else None for field, refused in table.items()}
         assert read(base | neutral, new_access()).chat == read(base, new_access()).chat
@@ -225,9 +227,9 @@ def test_a_misspelt_field_is_refused_even_when_it_is_null() -> None:
 
 FUNCTIONS = {
     "chat": ("openai.types.shared_params.function_definition:FunctionDefinition", {}),
-    "responses": ("openai.types.responses.function_tool_param:FunctionToolParam", responses.REFUSED_OF_TOOL),
-    "messages": ("anthropic.types.beta.beta_tool_param:BetaToolParam", messages.REFUSED_OF_TOOL),
-    "google": ("google.genai.types:FunctionDeclaration", google.REFUSED_OF_FUNCTION),
+    "responses": ("openai.types.responses.function_tool_param:FunctionToolParam", responses.UNSUPPORTED_OF_TOOL),
+    "messages": ("anthropic.types.beta.beta_tool_param:BetaToolParam", messages.UNSUPPORTED_OF_TOOL),
+    "google": ("google.genai.types:FunctionDeclaration", google.UNSUPPORTED_OF_FUNCTION),
 }
 HELD = {
     "chat": {"name", "description", "parameters", "strict"},

@@ -32,7 +32,7 @@ NOTHING = (False, 0, "", [], {})
 """Values that ask for nothing, whatever the field."""
 
 
-class Refused(NamedTuple):
+class Unsupported(NamedTuple):
     """A documented field that asks for what a policy in training does not have.
 
     Attributes:
@@ -44,11 +44,11 @@ class Refused(NamedTuple):
     neutral: tuple[Any, ...] = NOTHING
 
 
-MODERATION = Refused("needs the provider's moderation models, which are not here; leave it out")
-OTHER_DISTRIBUTION = Refused(
+MODERATION = Unsupported("needs the provider's moderation models, which are not here; leave it out")
+OTHER_DISTRIBUTION = Unsupported(
     "would sample from something other than the policy in training, so it is not supported; leave it out"
 )
-SEARCHED = Refused("needs a tool search, which a policy in training does not have; send the tools that it may call")
+SEARCHED = Unsupported("needs a tool search, which a policy in training does not have; send the tools that it may call")
 CODE_CALLS = "is for the provider's code execution, which a policy in training does not have; leave it out"
 
 
@@ -65,7 +65,7 @@ class OpenAIBody(BaseModel):
     safety_identifier: Any = None
 
 
-def validated(model: type[Body], data: Any, refused: Mapping[str, Refused] = MappingProxyType({})) -> Body:
+def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] = MappingProxyType({})) -> Body:
     """`data` as a `model`.
 
     Args:
@@ -85,7 +85,7 @@ def validated(model: type[Body], data: Any, refused: Mapping[str, Refused] = Map
 
 
 def known_fields(
-    data: Mapping[str, Any], known: Collection[str], refused: Mapping[str, Refused], where: str = ""
+    data: Mapping[str, Any], known: Collection[str], refused: Mapping[str, Unsupported], where: str = ""
 ) -> dict[str, Any]:
     """The fields of an object that ask for something.
 
@@ -104,7 +104,7 @@ def known_fields(
     return {name: value for name, value in data.items() if name in known and value is not None}
 
 
-def require_neutral(data: Mapping[str, Any], refused: Mapping[str, Refused], where: str = "") -> None:
+def require_neutral(data: Mapping[str, Any], refused: Mapping[str, Unsupported], where: str = "") -> None:
     """Refuse what a policy in training cannot honour.
 
     Args:

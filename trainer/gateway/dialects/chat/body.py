@@ -15,8 +15,8 @@ from agl.trainer.gateway.dialects.common import (
     MODERATION,
     OTHER_DISTRIBUTION,
     OpenAIBody,
-    Refused,
     ToolChoice,
+    Unsupported,
     expect,
     fields,
     json_schema,
@@ -64,14 +64,14 @@ class ChatBody(OpenAIBody):
     prediction: Any = None
 
 
-REFUSED = {
+UNSUPPORTED = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias"), OTHER_DISTRIBUTION),
-    "modalities": Refused("asks for more than text, and a policy in training writes text alone", ([], ["text"])),
-    "audio": Refused("asks for speech, and a policy in training writes text alone; leave it out"),
-    "web_search_options": Refused("needs the provider's web search; give the agent a search tool of its own", ()),
+    "modalities": Unsupported("asks for more than text, and a policy in training writes text alone", ([], ["text"])),
+    "audio": Unsupported("asks for speech, and a policy in training writes text alone; leave it out"),
+    "web_search_options": Unsupported("needs the provider's web search; give the agent a search tool of its own", ()),
     "moderation": MODERATION,
-    "functions": Refused("is the old form of tools; send tools"),
-    "function_call": Refused("is the old form of tool_choice; send tool_choice", ("", "none", "auto")),
+    "functions": Unsupported("is the old form of tools; send tools"),
+    "function_call": Unsupported("is the old form of tool_choice; send tool_choice", ("", "none", "auto")),
 }
 """The other documented fields."""
 
@@ -80,9 +80,9 @@ ChatCompletionsRequest = DialectRequest[ChatBody]
 _RECORDED = {*ChatBody.model_fields} - {*OpenAIBody.model_fields, "messages", "tools", "store"} | {"service_tier"}
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
-REFUSED_OF_MESSAGE = {
-    "function_call": Refused("is the old form of tool_calls; send tool_calls"),
-    "audio": Refused("refers to speech, and a policy in training writes text alone; send the message's text"),
+UNSUPPORTED_OF_MESSAGE = {
+    "function_call": Unsupported("is the old form of tool_calls; send tool_calls"),
+    "audio": Unsupported("refers to speech, and a policy in training writes text alone; send the message's text"),
 }
 """Documented fields of a message that a policy cannot read."""
 
@@ -104,7 +104,7 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    body = validated(ChatBody, data, REFUSED)
+    body = validated(ChatBody, data, UNSUPPORTED)
     for i, message in enumerate(body.messages):
         _check_message(message, f"messages.{i}")
     tools, force = _tools(body)
@@ -132,7 +132,7 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
 
 def _check_message(message: Mapping[str, Any], where: str) -> None:
     known = fields(message, _MESSAGE, where)
-    require_neutral(message, REFUSED_OF_MESSAGE, f"{where}.")
+    require_neutral(message, UNSUPPORTED_OF_MESSAGE, f"{where}.")
     if not isinstance(known["role"], str) or known["role"] not in _ROLES:
         raise RequestError(400, f"{where}.role is {known['role']!r}", code="invalid_value", param=f"{where}.role")
     for i, part in enumerate(known["content"] if isinstance(known["content"], list) else ()):

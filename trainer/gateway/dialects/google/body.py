@@ -14,7 +14,7 @@ from agl.trainer.gateway.dialects.base import DialectRequest
 from agl.trainer.gateway.dialects.chat.body import read as read_chat
 from agl.trainer.gateway.dialects.common import (
     OTHER_DISTRIBUTION,
-    Refused,
+    Unsupported,
     expect,
     fields,
     known_fields,
@@ -33,13 +33,13 @@ CONFIG = {*google.OPTIONS, "responseMimeType", "responseSchema", "responseJsonSc
 TOOL_CONFIG = {"functionCallingConfig", "retrievalConfig"}
 CALLING = {"mode", "allowedFunctionNames"}
 
-_ON_SERVERS = Refused("is of Google's servers, which a policy in training does not have; leave it out")
-_NO_LOGPROBS = Refused("is not supported; Chat Completions and Responses have the log-probs of an answer")
-_TEXT_ALONE = Refused("asks for more than text, and a policy in training writes text alone; leave it out")
-REFUSED_OF_BODY: Mapping[str, Refused] = dict.fromkeys(
+_ON_SERVERS = Unsupported("is of Google's servers, which a policy in training does not have; leave it out")
+_NO_LOGPROBS = Unsupported("is not supported; Chat Completions and Responses have the log-probs of an answer")
+_TEXT_ALONE = Unsupported("asks for more than text, and a policy in training writes text alone; leave it out")
+UNSUPPORTED_OF_BODY: Mapping[str, Unsupported] = dict.fromkeys(
     ("cachedContent", "continuationToken", "modelArmorConfig"), _ON_SERVERS
 )
-REFUSED_OF_CONFIG = {
+UNSUPPORTED_OF_CONFIG = {
     **dict.fromkeys(("presencePenalty", "frequencyPenalty"), OTHER_DISTRIBUTION),
     **dict.fromkeys(("responseLogprobs", "logprobs"), _NO_LOGPROBS),
     **dict.fromkeys(("routingConfig", "modelSelectionConfig", "modelConfig", "generationOutputConfig"), _ON_SERVERS),
@@ -47,9 +47,13 @@ REFUSED_OF_CONFIG = {
     "enableEnhancedCivicAnswers": _ON_SERVERS,
     "responseModalities": _TEXT_ALONE._replace(neutral=([], ["TEXT"], ["MODALITY_UNSPECIFIED"])),
 }
-REFUSED_OF_TOOL_CONFIG = {"includeServerSideToolInvocations": _ON_SERVERS}
-REFUSED_OF_CALLING = {"streamFunctionCallArguments": Refused("is not supported: a call comes whole; leave it out")}
-REFUSED_OF_FUNCTION = {"behavior": Refused("is for the Live API; leave it out", ("", "UNSPECIFIED", "BLOCKING"))}
+UNSUPPORTED_OF_TOOL_CONFIG = {"includeServerSideToolInvocations": _ON_SERVERS}
+UNSUPPORTED_OF_CALLING = {
+    "streamFunctionCallArguments": Unsupported("is not supported: a call comes whole; leave it out")
+}
+UNSUPPORTED_OF_FUNCTION = {
+    "behavior": Unsupported("is for the Live API; leave it out", ("", "UNSPECIFIED", "BLOCKING"))
+}
 """The other documented fields of each."""
 
 _CHOICES = {"AUTO": "auto", "MODE_UNSPECIFIED": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
@@ -70,8 +74,8 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     """
     if counting:
         data = google.camel(data).get("generateContentRequest") or data
-    body = _known(data, BODY, REFUSED_OF_BODY, "")
-    config = _known(body.get("generationConfig"), CONFIG, REFUSED_OF_CONFIG, "generationConfig.")
+    body = _known(data, BODY, UNSUPPORTED_OF_BODY, "")
+    config = _known(body.get("generationConfig"), CONFIG, UNSUPPORTED_OF_CONFIG, "generationConfig.")
     contents = expect(body.get("contents") or None, list, "contents", "is not a list of contents")
     for i, content in enumerate(contents):
         role = fields(content, {"role": str | None, "parts": list}, f"contents.{i}")["role"]
@@ -81,13 +85,13 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
         raise _refused("contents", "ends with the model's; an answer cannot be begun for the policy")
     _known(body.get("systemInstruction"), {"role", "parts"}, {}, "systemInstruction.")
     known = dict(google.common(body))
-    choice = _known(body.get("toolConfig"), TOOL_CONFIG, REFUSED_OF_TOOL_CONFIG, "toolConfig.")
-    choice = _known(choice.get("functionCallingConfig"), CALLING, REFUSED_OF_CALLING, "functionCallingConfig.")
+    choice = _known(body.get("toolConfig"), TOOL_CONFIG, UNSUPPORTED_OF_TOOL_CONFIG, "toolConfig.")
+    choice = _known(choice.get("functionCallingConfig"), CALLING, UNSUPPORTED_OF_CALLING, "functionCallingConfig.")
     chosen: Any = _CHOICES.get(str(choice.get("mode") or "AUTO"), str(choice.get("mode")))
     allowed = expect(choice.get("allowedFunctionNames") or [], list, "allowedFunctionNames", "is not a list")
     for i, tool in enumerate(google.listed(body.get("tools"))):
         for k, function in enumerate(google.listed(google.camel(tool).get("functionDeclarations"))):
-            require_neutral(google.camel(function), REFUSED_OF_FUNCTION, f"tools.{i}.functionDeclarations.{k}.")
+            require_neutral(google.camel(function), UNSUPPORTED_OF_FUNCTION, f"tools.{i}.functionDeclarations.{k}.")
     try:
         tools = messages.read.tools(known["tools"])
         if choice.get("mode") == "VALIDATED":
@@ -112,7 +116,7 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     return DialectRequest(thinking, replace(request.chat, failed_tools=failed), stream)
 
 
-def _known(data: Any, known: Collection[str], refused: Mapping[str, Refused], where: str) -> dict[str, Any]:
+def _known(data: Any, known: Collection[str], refused: Mapping[str, Unsupported], where: str) -> dict[str, Any]:
     """The `known_fields` of an object (of None, none)."""
     found = google.camel(expect({} if data is None and where else data, dict, where[:-1] or "the body", "is no object"))
     return known_fields(found, known, refused, where)

@@ -17,8 +17,8 @@ from agl.trainer.gateway.dialects.common import (
     CODE_CALLS,
     SEARCHED,
     Fields,
-    Refused,
     ToolChoice,
+    Unsupported,
     any_tool,
     content,
     fields,
@@ -68,14 +68,14 @@ class MessagesBody(BaseModel):
 
 MessagesRequest = DialectRequest[MessagesBody]
 
-_ON_SERVERS = Refused("runs on Anthropic's servers, which a policy in training does not have; leave it out")
-REFUSED = {
+_ON_SERVERS = Unsupported("runs on Anthropic's servers, which a policy in training does not have; leave it out")
+UNSUPPORTED = {
     **dict.fromkeys(("container", "mcp_servers", "compaction", "thread", "fallbacks"), _ON_SERVERS),
     "context_management": _ON_SERVERS._replace(neutral=({}, {"edits": []})),
 }
 """The other documented fields: what would change what the policy reads, or what answers."""
 
-REFUSED_OF_TOOL = {"defer_loading": SEARCHED, "allowed_callers": Refused(CODE_CALLS, ([], ["direct"]))}
+UNSUPPORTED_OF_TOOL = {"defer_loading": SEARCHED, "allowed_callers": Unsupported(CODE_CALLS, ([], ["direct"]))}
 """Documented fields of a tool that a policy cannot honour."""
 
 _RECORDED = {*MessagesBody.model_fields} - {
@@ -111,7 +111,7 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
     """
     if counting and isinstance(data, dict):
         data = {"max_tokens": 1, **data}
-    body = validated(MessagesBody, data, REFUSED)
+    body = validated(MessagesBody, data, UNSUPPORTED)
     if "" in (body.stop_sequences or ()):
         raise _invalid("stop_sequences", "an empty text ends every answer")
     system = messages.read.system(content(body.system or "", _TEXT, "system"))
@@ -193,7 +193,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             code="unsupported_value",
             param=f"{where}.type",
         )
-    require_neutral(tool, REFUSED_OF_TOOL, f"{where}.")
+    require_neutral(tool, UNSUPPORTED_OF_TOOL, f"{where}.")
     return fields(tool, _TOOL, where)
 
 

@@ -18,8 +18,8 @@ from agl.trainer.gateway.dialects.common import (
     OTHER_DISTRIBUTION,
     SEARCHED,
     OpenAIBody,
-    Refused,
     ToolChoice,
+    Unsupported,
     expect,
     fields,
     json_schema,
@@ -63,16 +63,16 @@ class ResponsesBody(OpenAIBody):
     image: Any = None
 
 
-REFUSED = {
+UNSUPPORTED = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), OTHER_DISTRIBUTION),
-    "background": Refused("is not supported: answers are given at once"),
-    "conversation": Refused("is not supported: use previous_response_id, or send the whole input"),
-    "prompt": Refused("is not supported: prompts are not stored here; send instructions and input"),
-    "context_management": Refused(
+    "background": Unsupported("is not supported: answers are given at once"),
+    "conversation": Unsupported("is not supported: use previous_response_id, or send the whole input"),
+    "prompt": Unsupported("is not supported: prompts are not stored here; send instructions and input"),
+    "context_management": Unsupported(
         "is not supported: a compacted history is not what the policy saw; send the whole input"
     ),
     "moderation": MODERATION,
-    "access_programs": Refused("is for OpenAI's models alone; leave it out", ({}, {"cyber": "standard"})),
+    "access_programs": Unsupported("is for OpenAI's models alone; leave it out", ({}, {"cyber": "standard"})),
 }
 """The other documented fields."""
 
@@ -81,10 +81,10 @@ _RECORDED = {*ResponsesBody.model_fields} - {
 }  # fmt: skip
 """Fields that are recorded with the call, unchanged."""
 
-REFUSED_OF_TOOL = {
+UNSUPPORTED_OF_TOOL = {
     "defer_loading": SEARCHED,
-    "allowed_callers": Refused(CODE_CALLS, ([], ["direct"])),
-    "async": Refused("is not supported: the policy waits for a tool's result; leave it out"),
+    "allowed_callers": Unsupported(CODE_CALLS, ([], ["direct"])),
+    "async": Unsupported("is not supported: the policy waits for a tool's result; leave it out"),
 }
 """Documented fields of a function that a policy cannot honour."""
 
@@ -115,7 +115,7 @@ def read(data: Any, access: Access) -> ResponsesRequest:
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    body = validated(ResponsesBody, data, REFUSED)
+    body = validated(ResponsesBody, data, UNSUPPORTED)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     expect(items, list, "input", "is neither text nor a list of items")
     if not items:
@@ -145,7 +145,7 @@ def _tools(body: ResponsesBody) -> ToolChoice:
     for i, tool in enumerate(body.tools or ()):
         where = f"tools.{i}"
         only_functions(tool.get("type"), where)
-        require_neutral(tool, REFUSED_OF_TOOL, f"{where}.")
+        require_neutral(tool, UNSUPPORTED_OF_TOOL, f"{where}.")
         checked.append(fields(tool, _FUNCTION, where))
     tools = messages.read.tools(checked)
     choice = body.tool_choice
