@@ -1018,6 +1018,13 @@ MUTATIONS = (
         unit("answer_facts", "test_a_block_of_thinking_is_closed_by_its_signature"),
     ),
     Mutation(
+        "a log-prob's token that is a part of a character has no bytes",
+        "trainer/gateway/dialects/common.py",
+        "spelled = rendering.token_bytes(token) or ",
+        "spelled = ",
+        unit("token_text", "test_the_bytes_of_log_probs_add_up_to_the_answer"),
+    ),
+    Mutation(
         "a call that is whole is said to be cut, and not the next",
         "trainer/gateway/dialects/responses/answer.py",
         " and reply.unfinished",

@@ -178,6 +178,31 @@ async def test_events_of_responses_nest(line: str) -> None:
     assert [e.output_index for e in events if e.type == "response.output_item.done"] == [*range(len(items))]
 
 
+def open_responses() -> dict[str, Any]:
+    """The types of Open Responses' events, by their `type`."""
+    types = pytest.importorskip("openresponses_types.types")
+    events = [event for name, event in vars(types).items() if name.endswith("StreamingEvent")]
+    return {str(kind): event for event in events for kind in event.model_fields["type"].annotation}
+
+
+@pytest.mark.parametrize("line", LINES)
+@in_loop
+async def test_events_and_stored_responses_fit_the_schema_of_open_responses(line: str) -> None:
+    from openresponses_types import types
+
+    known, tokenizer = open_responses(), template_tokenizer("qwen3")
+    options: dict[str, Any] = {"tools": TOOLS, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    async with serving([LINES[line]], tokenizer) as rig:
+        attempt = await rig.attempt()
+        events = [e async for e in await ask(attempt, QUESTION, stream=True, **options)]
+        stored = await attempt.client().responses.retrieve(events[-1].response.id)
+    for event in events:
+        # Reasoning has OpenAI's name for it, which its SDK reads: `reasoning_text`, there `reasoning`.
+        if not event.type.startswith("response.reasoning_text."):
+            known[event.type].model_validate(event.model_dump(mode="json"))
+    types.ResponseResource.model_validate(stored.model_dump(mode="json"))
+
+
 @in_loop
 async def test_the_item_that_was_cut_is_the_incomplete_one() -> None:
     async with serving([tool_call("1 + 2") + "\n" + tool_call("3")[:40]]) as rig:

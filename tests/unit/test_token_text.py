@@ -195,6 +195,17 @@ def test_the_tokens_of_log_probs_add_up_to_the_answer(style: str) -> None:
     assert json.loads(json.dumps(entries)) == entries
 
 
+@pytest.mark.parametrize("name", ["legacy", "first", "bytes"])
+def test_the_bytes_of_log_probs_add_up_to_the_answer(name: str) -> None:
+    """Also those of tokens that are parts of a character."""
+    model = rendering_of(name, "roles") if name in STYLES else Rendering(tokenizers()[name])
+    text = "Gr\u00fc\u00dfe: \u65e5\u672c, \U0001f389"
+    ids = model.response(model.prompt([USER]).ids, [USER], {"role": "assistant", "content": text})[:-1]
+    entries = logprob_entries(Completion(ids, float_array(np.zeros(ids.size)), "stop", 0), model)
+    assert any("\ufffd" in entry["token"] for entry in entries)
+    assert bytes(byte for entry in entries for byte in entry["bytes"]) == text.encode()
+
+
 def test_a_stop_text_is_seen_behind_half_a_character() -> None:
     from agl.trainer.local.engine.sampler import StopTexts
 

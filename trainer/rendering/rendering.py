@@ -261,6 +261,10 @@ class Rendering:
         """The text that `ids` add to the text of the ids before them, of which the last few are enough."""
         return self._model.decode_after(_array(before), _array(ids))
 
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes of a token that is a part of a character; None where they are not known."""
+        return self._model.token_bytes(token)
+
     def detokenizer(self) -> Detokenizer:
         """Incremental decoding of one answer, without its stop token."""
         return Detokenizer(self._model.decode, self.stop_token_ids)

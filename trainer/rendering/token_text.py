@@ -27,6 +27,17 @@ _PROBE = "\u4f60"
 """Three bytes."""
 
 
+def _byte_level() -> dict[str, int]:
+    """The characters that byte-level tokenizers spell bytes with: printable ones stand for themselves, and the others
+    are numbered from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("\xa1"), ord("\xac") + 1), *range(ord("\xae"), 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(others)}
+
+
+_BYTE_LEVEL = _byte_level()
+
+
 class TokenText:
     """Encodes and decodes for one tokenizer. Thread-safe.
 
@@ -73,6 +84,16 @@ class TokenText:
         start = self.decode(before[-CONTEXT:])
         whole = self.decode([*before[-CONTEXT:], *ids])
         return whole[len(start) :] if whole.startswith(start) else self.decode(ids)
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """The bytes of a token that is a part of a character; None where they are not known."""
+        if token in self._bytes:
+            return bytes([self._bytes[token]])
+        name = self._tokenizer.convert_ids_to_tokens(int(token)) or ""
+        if not _BYTE_LEVEL.keys() >= {*name}:
+            return None
+        spelled = bytes(_BYTE_LEVEL[letter] for letter in name)
+        return spelled if spelled.decode(errors="replace") == self.decode([token]) else None
 
     def _with_whole_characters(self, ids: list[int]) -> list[int]:
         """`ids` with the bytes that are no character replaced by those of the replacement character."""

@@ -303,8 +303,11 @@ def logprob_entries(
 
     def entry(before: IntArray, token: int, logprob: float) -> dict[str, Any]:
         text = rendering.decode_after(before, [token])
-        # A token that is part of a character decodes to a replacement, which does not show its bytes.
-        return {"token": text, "logprob": float(logprob), "bytes": None if "\ufffd" in text else list(text.encode())}
+        spelled = text.encode()
+        if not text or "\ufffd" in text:
+            # A token that is part of a character decodes to a replacement, or adds nothing to one.
+            spelled = rendering.token_bytes(token) or (None if text else b"")
+        return {"token": text, "logprob": float(logprob), "bytes": None if spelled is None else list(spelled)}
 
     entries = []
     for k in range(first, ids.size if last is None else last):
