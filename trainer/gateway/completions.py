@@ -26,7 +26,7 @@ from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
 from agl.trainer.gateway import http
 from agl.trainer.gateway.application import ApplicationGateway
 from agl.trainer.gateway.calls import ServedPolicy
-from agl.trainer.gateway.dialects.common import OTHER_DISTRIBUTION, OpenAIBody, Refused, sse, validated
+from agl.trainer.gateway.dialects.common import OTHER_DISTRIBUTION, OpenAIBody, Unsupported, sse, validated
 from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.metrics import Measured
@@ -66,8 +66,8 @@ class CompletionsBody(OpenAIBody):
     best_of: int | None = None
 
 
-REFUSED = {
-    "suffix": Refused("would be text after the answer, which a policy in training does not see; leave it out"),
+UNSUPPORTED = {
+    "suffix": Unsupported("would be text after the answer, which a policy in training does not see; leave it out"),
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias"), OTHER_DISTRIBUTION),
 }
 """The fields that OpenAI documents and `CompletionsBody` lacks."""
@@ -144,7 +144,7 @@ async def _read(gateway: ApplicationGateway, request: HttpRequest, kind: type[An
         why = f"the request has {len(content)} bytes, the limit is {limits.request_bytes}: {setting('request_bytes')}"
         raise RequestError(413, why, code="request_too_large")
     data = await asyncio.to_thread(json_value, content, request.headers, limits.json_depth)
-    body = validated(kind, data, REFUSED if kind is CompletionsBody else {})
+    body = validated(kind, data, UNSUPPORTED if kind is CompletionsBody else {})
     return body, gateway.served(gateway.policy_named(body.model, None))
 
 
