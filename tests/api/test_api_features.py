@@ -22,8 +22,9 @@ from sdk_clients import anthropic_client, google_client, openai_client
 
 from agl.testing.capabilities import between, written
 
-PAGE = "AGL_API_TABLE"
+pytestmark = pytest.mark.full
 
+PAGE = "AGL_API_TABLE"
 
 adapter = functools.cache(TypeAdapter)
 

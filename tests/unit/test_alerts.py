@@ -120,6 +120,7 @@ def third(task: dict[str, str], llm: agl.LLM) -> float:
     return float(len(answer)) if task == TRAIN[0] else 1.0
 
 
+@pytest.mark.full
 def test_a_run_tells_callbacks_the_terminal_and_a_webhook(
     untrained_model: Path, tmp_path: Path, receiver: tuple[str, list[dict[str, Any]]], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -370,6 +370,7 @@ async def test_many_streams_of_one_attempt_leave_room_for_the_others():
         assert {answer.status_code for answer in await asyncio.gather(*running)} == {200}
 
 
+@pytest.mark.full
 @in_loop
 async def test_a_slow_loris_holds_nothing():
     async with world() as faced:

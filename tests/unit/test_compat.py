@@ -242,6 +242,7 @@ def by_hand(url: str, found: list[Any]) -> al.FunctionalAlgorithm:
     return search
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_algorithm_by_hand(provider: Provider, tmp_path: Path, is_async: bool) -> None:
     def solve(task: Any, llm: al.LLM, prompt_template: al.PromptTemplate, rollout: al.AttemptedRollout) -> float:

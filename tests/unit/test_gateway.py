@@ -486,6 +486,7 @@ def policy_directory(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.full
 @in_loop
 async def test_a_real_policy_seeds_streams_and_continuation(policy_directory):
     from agl.trainer.local.policy import LocalPolicy, PolicySpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import pytest
 from scripted import in_loop, serving
 
 from agl.mdp.types import IntArray, int_array
@@ -26,6 +27,7 @@ def test_prompts_are_kept_once_whatever_continues_what():
     assert not any(turn.prompt_ids.flags.writeable for turn in turns[1:])
 
 
+@pytest.mark.full
 def test_memory_is_linear_in_the_tokens_of_a_conversation():
     def grown(n_turns: int) -> int:
         tracemalloc.start()

@@ -199,6 +199,7 @@ def test_a_database_that_somebody_else_holds_is_an_error(shop: Path) -> None:
     holder.close()
 
 
+@pytest.mark.full
 def test_another_database_through_sqlalchemy(postgres: Server) -> None:
     import sqlalchemy
 

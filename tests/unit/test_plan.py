@@ -113,6 +113,7 @@ def test_work_is_conserved_and_every_group_counts_once(layout: Layout, seed: int
     assert 0 <= came.idle <= 1
 
 
+@pytest.mark.full
 @settings(max_examples=15)
 @given(
     sharing=st.sampled_from(["shared", "separate"]), update=st.sampled_from([0.1, 2.0, 20.0]), seed=st.integers(0, 999)
@@ -296,6 +297,7 @@ def plan_of(*words: str) -> dict[str, Any]:
         return json.loads(Path(folder, "plan.json").read_text())
 
 
+@pytest.mark.full
 def test_json_alone_goes_to_stdout() -> None:
     words = ["plan", "--layout", "verl", "--set", "gpus=8", "--set", "steps=2", "--json"]
     code = f"import sys; sys.argv = ['agl', *{words}]; from agl.trainer.cli import main; main()"

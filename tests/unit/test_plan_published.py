@@ -20,6 +20,8 @@ from agl_plan.plan import MACHINES, Model, Site, lay_out, timed
 from agl_plan.simulate import Layout, run
 from agl_plan.workload import Turn, Workload
 
+pytestmark = pytest.mark.full
+
 PAGE = (ROOT / "docs" / "plan.md").read_text()
 
 

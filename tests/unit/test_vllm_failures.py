@@ -116,6 +116,7 @@ def answered(body: dict[str, Any], **more: Any) -> tuple[int, Any]:
     return 200, {"choices": [good(body, **more)]}
 
 
+@pytest.mark.full
 def test_a_server_that_is_not_ready_is_asked_again() -> None:
     with serving(lambda body, n: (503 if n % 2 == 0 else 429, {}) if n < 3 else answered(body)) as server:
         assert ask(server).token_ids.tolist() == [1, 1, 1]
