@@ -889,6 +889,41 @@ MUTATIONS = (
         '                beyond["spreads"] = sorted((source.batches.spreads or {}).items())\n',
         ("tests/integration/test_stopped_runs.py::test_tasks_drawn_by_their_spread_are_the_same_after_a_stop",),
     ),
+    Mutation(
+        "the chunks of Google's streamed answers are turns of their own",
+        "trainer/gateway/dialects/google/body.py",
+        '        if turns and content.get("role") == "model" == turns[-1].get("role"):\n',
+        "        if False:\n",
+        unit("google", "test_the_chunks_of_a_streamed_answer_are_one_turn"),
+    ),
+    Mutation(
+        "a nucleus of nothing is no nucleus",
+        "trainer/gateway/dialects/common.py",
+        "    return 1.0 if top_p is None else max(top_p, SMALLEST_NUCLEUS)\n",
+        "    return top_p or 1.0\n",
+        api("parameters", "test_a_nucleus_of_nothing_is_the_most_likely_token"),
+    ),
+    Mutation(
+        "a stored response that is wanted as a stream comes whole without a word",
+        "trainer/gateway/http.py",
+        '    if request.query_params.get("stream", "false") != "false":\n',
+        "    if False:\n",
+        unit("answer_facts", "test_a_stored_response_is_returned_until_it_is_deleted"),
+    ),
+    Mutation(
+        "conversations are made tokens without being checked",
+        "trainer/gateway/completions.py",
+        '            chat = read_chat(conversation, gateway.find_attempt("", 1, request.headers)).chat\n',
+        "            chat = ChatRequest(body.messages, body.tools, None, Sampling(max_tokens=1))\n",
+        unit("text_completions", "test_tokens_of_texts_and_conversations_and_back"),
+    ),
+    Mutation(
+        "the first tokens of a text are not timed",
+        "trainer/gateway/completions.py",
+        "            measured.first_tokens()\n",
+        "",
+        unit("text_completions", "test_a_text_is_continued_whole_and_as_a_stream"),
+    ),
     # -- gateway ------------------------------------------------------------------------------------------------------
     Mutation(
         "wrong version of the policy recorded",

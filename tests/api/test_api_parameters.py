@@ -13,6 +13,7 @@ from late import installed
 from scripted import new_access
 
 from agl.messages.google import camel
+from agl.trainer.gateway.dialects import common
 from agl.trainer.gateway.dialects.chat import body as chat
 from agl.trainer.gateway.dialects.common import Unsupported
 from agl.trainer.gateway.dialects.google import body as google
@@ -106,6 +107,32 @@ def test_every_value_that_an_sdk_spells_out_is_taken_or_refused_by_name(name: st
             assert refused is None or (refused.status, refused.param) == (400, field), (field, value)
             assert refused is None or refused.message.startswith(field), (field, value)
     assert count
+
+
+READ = (
+    (chat.read, CHAT, "top_p", {}),
+    (responses.read, RESPONSES, "top_p", {}),
+    (messages.read, MESSAGES, "top_p", {}),
+    (google.read, GOOGLE, "topP", {"generationConfig": None}),
+)
+
+
+@pytest.mark.parametrize(("read", "base", "name", "nested"), READ)
+def test_a_nucleus_of_nothing_is_the_most_likely_token(read: Any, base: Any, name: str, nested: Any) -> None:
+    for value, expected in ((0, common.SMALLEST_NUCLEUS), (0.5, 0.5), (1, 1.0), (None, 1.0)):
+        asked = {key: {name: value} for key in nested} or {name: value}
+        assert read(base | asked, new_access()).chat.sampling.top_p == expected
+
+
+def test_no_alternatives_need_no_log_probs() -> None:
+    assert chat.read(CHAT | {"top_logprobs": 0}, new_access()).chat.sampling.top_logprobs == 0
+    with pytest.raises(RequestError, match="top_logprobs needs logprobs=true"):
+        chat.read(CHAT | {"top_logprobs": 2}, new_access())
+
+
+def test_a_request_without_input_is_told_so() -> None:
+    with pytest.raises(RequestError, match="input is missing"):
+        responses.read({"model": "m"}, new_access())
 
 
 def test_null_is_taken_for_every_option_of_googles_sdk() -> None:

@@ -234,6 +234,8 @@ async def test_a_stored_response_is_returned_until_it_is_deleted() -> None:
         unstored = await ask(attempt, QUESTION, store=False)
         assert await own.retrieve(first.id) == first
         assert await own.retrieve(second.id) == second
+        with pytest.raises(openai.BadRequestError, match="stream is not supported"):
+            await own.retrieve(second.id, stream=True)
         listed = [item async for item in own.input_items.list(second.id, order="asc", limit=2)]
         assert [(i.role, i.content[0].text) for i in listed] == [("user", "and"), ("assistant", "so"), ("user", "on")]
         assert len({item.id for item in listed}) == 3

@@ -546,6 +546,23 @@ def without_ids(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "parts": cut}
 
 
+@in_loop
+async def test_the_chunks_of_a_streamed_answer_are_one_turn():
+    async with serving(["hello world", "I look.", "three"]) as rig:
+        attempt = await rig.attempt()
+        contents: list[Any] = []
+        for question in ("one?", "two?", "three?"):
+            contents.append({"role": "user", "parts": [{"text": question}]})
+            chunks = await events(attempt, contents=contents)
+            # As Google's SDK keeps them, the last and empty one included.
+            contents += [chunk["candidates"][0]["content"] for chunk in chunks]
+        calls = await attempt.close()
+    assert len(contents) > 9
+    for before, after in itertools.pairwise(calls):
+        assert after.parent_id == before.id
+        np.testing.assert_array_equal(after.prompt_ids[: before.ids.size], before.ids)
+
+
 @pytest.mark.parametrize("echo", [lambda content: content, without_ids], ids=["ids", "no ids"])
 @pytest.mark.parametrize("form", [create, streamed], ids=["whole", "stream"])
 @in_loop

@@ -46,6 +46,8 @@ async def test_a_text_is_continued_whole_and_as_a_stream():
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].text for c in chunks if c.choices) == "seven is the answer"
+        first = 'agl_first_token_seconds_count{application="shop",model="policy"} 1'
+        assert first in at.gateway.metrics.text().splitlines()
         assert chunks[-1].usage == whole.usage
         assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
 
@@ -139,7 +141,16 @@ async def test_tokens_of_texts_and_conversations_and_back():
         rendered = (await at.post("/tokenize", {"messages": conversation})).json()
         assert rendered["tokens"] == at.engine.asked[0].prompt_ids.tolist()
         assert (await at.post("/detokenize", {"tokens": ids})).json() == {"prompt": TEXT}
-        for path, body in (("/tokenize", {}), ("/detokenize", {"tokens": [-1]}), ("/detokenize", {"tokens": [10**6]})):
+        neutral = {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": None}
+        assert (await at.post("/tokenize", {"messages": conversation, **neutral})).json() == rendered
+        for path, body in (
+            ("/tokenize", {}),
+            ("/tokenize", {"messages": [{"role": "user", "content": 5}]}),
+            ("/tokenize", {"messages": conversation, "tools": [{"x": 1}]}),
+            ("/tokenize", {"messages": conversation, "add_generation_prompt": False}),
+            ("/detokenize", {"tokens": [-1]}),
+            ("/detokenize", {"tokens": [10**6]}),
+        ):
             assert (await at.post(path, body)).status_code == 400
         for path in ("/tokenize", "/detokenize", "/v1/completions"):
             assert (await at.post(path, {"prompt": TEXT}, "wrong-key-0123456789")).status_code == 401

@@ -25,8 +25,16 @@ from agl.mdp.types import IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
 from agl.trainer.gateway import http
 from agl.trainer.gateway.application import ApplicationGateway
-from agl.trainer.gateway.calls import ServedPolicy
-from agl.trainer.gateway.dialects.common import OTHER_DISTRIBUTION, OpenAIBody, Unsupported, sse, validated
+from agl.trainer.gateway.calls import ChatRequest, ServedPolicy
+from agl.trainer.gateway.dialects.chat.body import read as read_chat
+from agl.trainer.gateway.dialects.common import (
+    OTHER_DISTRIBUTION,
+    OpenAIBody,
+    Unsupported,
+    nucleus,
+    sse,
+    validated,
+)
 from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.metrics import Measured
@@ -54,7 +62,7 @@ class CompletionsBody(OpenAIBody):
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = Field(default=None, ge=0)
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     n: int | None = Field(default=None, ge=1, le=MOST_ANSWERS)
     stop: str | list[str] | None = None
@@ -71,6 +79,17 @@ UNSUPPORTED = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty", "logit_bias"), OTHER_DISTRIBUTION),
 }
 """The fields that OpenAI documents and `CompletionsBody` lacks."""
+
+
+_AS_TRAINED = "is not supported: conversations are written as they were in training; leave it out"
+UNSUPPORTED_OF_TOKENIZE = {
+    "add_generation_prompt": Unsupported(_AS_TRAINED, (True,)),
+    **dict.fromkeys(
+        ("continue_final_message", "chat_template", "chat_template_kwargs", "mm_processor_kwargs"),
+        Unsupported(_AS_TRAINED),
+    ),
+}
+"""vLLM's fields that `TokenizeBody` lacks."""
 
 
 class TokenizeBody(BaseModel):
@@ -91,6 +110,9 @@ class DetokenizeBody(BaseModel):
     tokens: list[int]
 
 
+_UNSUPPORTED = {CompletionsBody: UNSUPPORTED, TokenizeBody: UNSUPPORTED_OF_TOKENIZE, DetokenizeBody: {}}
+
+
 def routes(gateway: ApplicationGateway) -> list[Route]:
     """The routes of text and tokens."""
 
@@ -99,7 +121,9 @@ def routes(gateway: ApplicationGateway) -> list[Route]:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError(400, "send prompt or messages", code="invalid_value", param="prompt")
         if body.messages is not None:
-            prompt = await asyncio.to_thread(_rendered, served, body.messages, body.tools)
+            conversation = {"messages": body.messages, "tools": body.tools}
+            chat = read_chat(conversation, gateway.find_attempt("", 1, request.headers)).chat
+            prompt = await asyncio.to_thread(_rendered, served, chat)
         else:
             prompt = await asyncio.to_thread(served.rendering.encode, body.prompt, special=body.add_special_tokens)
         strings = {"token_strs": [served.rendering.decode([i]) for i in prompt]} if body.return_token_strs else {}
@@ -144,13 +168,13 @@ async def _read(gateway: ApplicationGateway, request: HttpRequest, kind: type[An
         why = f"the request has {len(content)} bytes, the limit is {limits.request_bytes}: {setting('request_bytes')}"
         raise RequestError(413, why, code="request_too_large")
     data = await asyncio.to_thread(json_value, content, request.headers, limits.json_depth)
-    body = validated(kind, data, UNSUPPORTED if kind is CompletionsBody else {})
+    body = validated(kind, data, _UNSUPPORTED[kind])
     return body, gateway.served(gateway.policy_named(body.model, None))
 
 
-def _rendered(served: ServedPolicy, messages: Sequence[Any], tools: Sequence[Any] | None) -> list[int]:
+def _rendered(served: ServedPolicy, chat: ChatRequest) -> list[int]:
     try:
-        return served.rendering.prompt(messages, tools).ids.tolist()
+        return served.rendering.prompt(chat.messages, chat.tools).ids.tolist()
     except ConfigError as error:
         raise refusal(error, "/tokenize") from error
 
@@ -257,7 +281,7 @@ def _work(body: CompletionsBody, served: ServedPolicy) -> _Work:
     sampling = Sampling(
         max_tokens=max(1, min(most, room)),
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=nucleus(body.top_p),
         top_k=max(body.top_k or 0, 0),
         stop=stop,
         stop_token_ids=served.stop_token_ids,
@@ -323,6 +347,7 @@ def _stream(work: _Work, measured: Measured, ended: Callable[[], None]) -> Respo
 
     async def sample(number: int, prompt: IntArray) -> Completion:
         def on_tokens(ids: Sequence[int], _: Sequence[float]) -> None:
+            measured.first_tokens()
             queue.put_nowait((number, ids))
 
         return await work.sample(number, prompt, on_tokens)

@@ -95,12 +95,15 @@ async def stored_response(gateway: Gateway, request: Request) -> Response:
     """The endpoint of a stored response: GET returns it, DELETE forgets it.
 
     Raises:
-        RequestError: as `attempt_of`; 404, there is no such response.
+        RequestError: as `attempt_of`; 404, there is no such response; 400, it is wanted as a stream.
     """
     responses, response_id = attempt_of(gateway, request).responses, request.path_params["response"]
     if request.method == "DELETE":
         responses.delete(response_id)
         return answer({"id": response_id, "object": "response", "deleted": True})
+    if request.query_params.get("stream", "false") != "false":
+        why = "stream is not supported for a response that is stored; ask for it whole"
+        raise RequestError(400, why, code="unsupported_parameter", param="stream")
     return answer(responses.find(response_id).response)
 
 

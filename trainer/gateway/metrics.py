@@ -76,21 +76,24 @@ class Measured:
     def __init__(self, metrics: Metrics, application: str, model: str) -> None:
         self._metrics, self._labels = metrics, (application, model)
         self._began = time.monotonic()
+        self._waiting = True
 
     def timing(self, on_tokens: OnTokens | None) -> OnTokens | None:
         """`on_tokens`, which also measures how long the first tokens took."""
         if on_tokens is None:
             return None
-        waiting = True
 
         def timed(choice: Choice, ids: Sequence[int]) -> None:
-            nonlocal waiting
-            if waiting:
-                waiting = False
-                self._metrics.waits.add(self._labels, time.monotonic() - self._began)
+            self.first_tokens()
             on_tokens(choice, ids)
 
         return timed
+
+    def first_tokens(self) -> None:
+        """There are tokens; the first ones of the request are timed."""
+        if self._waiting:
+            self._waiting = False
+            self._metrics.waits.add(self._labels, time.monotonic() - self._began)
 
     def answered(self, replies: Sequence[Reply]) -> None:
         """It was answered."""

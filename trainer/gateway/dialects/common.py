@@ -32,6 +32,10 @@ NOTHING = (False, 0, "", [], {})
 """Values that ask for nothing, whatever the field."""
 
 
+SMALLEST_NUCLEUS = 1e-6
+"""In float32, a `top_p` that only the most likely token is in."""
+
+
 class Unsupported(NamedTuple):
     """A documented field that asks for what a policy in training does not have.
 
@@ -117,6 +121,11 @@ def require_neutral(data: Mapping[str, Any], refused: Mapping[str, Unsupported],
         if value is not None and name in refused and value not in refused[name].neutral:
             why = f"{where}{name} {refused[name].why}"
             raise RequestError(400, why, code="unsupported_parameter", param=where + name)
+
+
+def nucleus(top_p: float | None) -> float:
+    """`top_p` as engines take it, in (0, 1]: null keeps every token, and 0 the most likely one alone."""
+    return 1.0 if top_p is None else max(top_p, SMALLEST_NUCLEUS)
 
 
 def json_schema(form: Any, where: str, types: Sequence[str] = ("text", "json_object", "json_schema")) -> str:

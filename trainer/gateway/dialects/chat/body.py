@@ -20,6 +20,7 @@ from agl.trainer.gateway.dialects.common import (
     expect,
     fields,
     json_schema,
+    nucleus,
     only_functions,
     require_neutral,
     tool_choice,
@@ -45,7 +46,7 @@ class ChatBody(OpenAIBody):
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     n: int | None = Field(default=None, ge=1, le=128)
     stop: str | list[str] | None = None
@@ -111,12 +112,12 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     if "" in stop:
         raise RequestError(400, "stop: an empty text ends every answer", code="invalid_value", param="stop")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError(400, "top_logprobs needs logprobs=true", code="invalid_value", param="top_logprobs")
     sampling = Sampling(
         max_tokens=body.max_completion_tokens or body.max_tokens or 0,
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=nucleus(body.top_p),
         top_k=max(body.top_k or 0, 0),
         stop=stop,
         seed=body.seed or 0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,7 +84,7 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     if contents[-1].get("role") == "model":
         raise _refused("contents", "ends with the model's; an answer cannot be begun for the policy")
     _known(body.get("systemInstruction"), {"role", "parts"}, {}, "systemInstruction.")
-    known = dict(google.common(body))
+    known = dict(google.common({**body, "contents": _turns(contents)}))
     choice = _known(body.get("toolConfig"), TOOL_CONFIG, UNSUPPORTED_OF_TOOL_CONFIG, "toolConfig.")
     choice = _known(choice.get("functionCallingConfig"), CALLING, UNSUPPORTED_OF_CALLING, "functionCallingConfig.")
     chosen: Any = _CHOICES.get(str(choice.get("mode") or "AUTO"), str(choice.get("mode")))
@@ -114,6 +114,18 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     failed = frozenset(result.id for message in history for result in message.tool_results if result.failed)
     thinking = google.camel(config.get("thinkingConfig"))
     return DialectRequest(thinking, replace(request.chat, failed_tools=failed), stream)
+
+
+def _turns(contents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The contents, neighbouring ones of the model as one: Google's SDK keeps a streamed answer as a content for each
+    of its chunks, the last of which has an empty text."""
+    turns: list[Mapping[str, Any]] = []
+    for content in contents:
+        if turns and content.get("role") == "model" == turns[-1].get("role"):
+            turns[-1] = {**turns[-1], "parts": [*turns[-1]["parts"], *content["parts"]]}
+        else:
+            turns.append(content)
+    return turns
 
 
 def _known(data: Any, known: Collection[str], refused: Mapping[str, Unsupported], where: str) -> dict[str, Any]:

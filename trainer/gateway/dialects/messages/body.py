@@ -23,6 +23,7 @@ from agl.trainer.gateway.dialects.common import (
     content,
     fields,
     json_schema,
+    nucleus,
     require_neutral,
     tool_names,
     validated,
@@ -41,7 +42,7 @@ class MessagesBody(BaseModel):
     tool_choice: dict[str, Any] | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=1)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=0)
     thinking: dict[str, Any] | None = None
     stream: bool | None = None
@@ -124,7 +125,7 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
     sampling = Sampling(
         max_tokens=body.max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=nucleus(body.top_p),
         top_k=body.top_k or 0,
         stop=tuple(body.stop_sequences or ()),
         grammar=_grammar(body),

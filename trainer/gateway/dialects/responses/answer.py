@@ -109,7 +109,7 @@ def response_object(
 def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
     form = asked.get("format") or {"type": "text"}
     if form.get("type") == "json_schema":
-        form = {"description": None, "strict": False, **form}
+        form = {"description": None, **form, "strict": bool(form.get("strict"))}
     return {**asked, "format": form}
 
 

@@ -23,6 +23,7 @@ from agl.trainer.gateway.dialects.common import (
     expect,
     fields,
     json_schema,
+    nucleus,
     only_functions,
     require_neutral,
     tool_choice,
@@ -48,7 +49,7 @@ class ResponsesBody(OpenAIBody):
     tool_choice: str | dict[str, Any] | None = None
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
     stream: bool | None = None
     include: list[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -117,6 +118,8 @@ def read(data: Any, access: Access) -> ResponsesRequest:
     """
     body = validated(ResponsesBody, data, UNSUPPORTED)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    if items is None:
+        raise RequestError(400, "input is missing", code="missing_required_parameter", param="input")
     expect(items, list, "input", "is neither text nor a list of items")
     if not items:
         raise RequestError(400, "input is empty", code="invalid_value", param="input")
@@ -130,7 +133,7 @@ def read(data: Any, access: Access) -> ResponsesRequest:
     sampling = Sampling(
         max_tokens=body.max_output_tokens or 0,
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=nucleus(body.top_p),
         top_logprobs=(body.top_logprobs or 0) if logprobs else 0,
         grammar=json_schema((body.text or {}).get("format"), "text.format"),
     )
