@@ -978,7 +978,7 @@ MUTATIONS = (
     Mutation(
         "an answer that ends within a tool call is a whole one",
         "trainer/gateway/gateway.py",
-        'if finish_reason == "cancelled" or parsed.unfinished else',
+        'if finish_reason == "cancelled" or unfinished else',
         'if finish_reason == "cancelled" else',
         unit("cut_answers", "test_an_answer_that_is_cut_anywhere_says_so"),
     ),

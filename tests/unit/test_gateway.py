@@ -173,11 +173,13 @@ async def test_several_tool_calls_and_text_have_ids_of_their_own():
 
 @in_loop
 async def test_a_malformed_tool_call_stays_text():
-    broken = '<tool_call>\n{"name": "calculator", "arguments": oops}\n</tool_call>'
-    async with serving([broken]) as rig:
+    whole = '<tool_call>\n{"name": "calculator", "arguments": oops}\n</tool_call>'
+    begun = '<tool_call>\n{"name": "calculator", "argu'
+    async with serving([whole, begun]) as rig:
         attempt = await rig.attempt()
-        (choice,) = (await attempt.chat(tools=TOOLS)).choices
-    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (broken, None, "stop")
+        for broken in (whole, begun):
+            (choice,) = (await attempt.chat(tools=TOOLS)).choices
+            assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (broken, None, "stop")
 
 
 @in_loop

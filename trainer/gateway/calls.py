@@ -90,7 +90,7 @@ class Reply:
         finish_reason: "stop", "length" or "tool_calls".
         prompt_tokens: P.
         reasoning_tokens: how many of the sampled tokens are reasoning.
-        unfinished: whether it ends within a tool call, whose beginning is in the message's text.
+        unfinished: whether it has tool calls and ends within another one, whose beginning is in the message's text.
     """
 
     call_id: str

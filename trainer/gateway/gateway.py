@@ -402,10 +402,12 @@ class Gateway:
         )
         call_id = pending.call_id(k)
         access.sessions.remember(match, call_id, session, choice.prompt, completion.token_ids, message)
-        # The APIs have no finish reason for an answer that the engine aborted, or that a stop token or text ends within
-        # a tool call: to the client it is one cut short, not one whose other calls are all that the policy wants.
-        shown_reason = "length" if finish_reason == "cancelled" or parsed.unfinished else finish_reason
-        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, parsed.unfinished)
+        # Calls of which the last has no end are not all that the policy wants, even where a stop token ended the last.
+        # The beginning of a single call is a text that the policy has ended.
+        unfinished = parsed.unfinished and bool(parsed.tool_calls)
+        # The APIs have no finish reason for an answer that the engine aborted: to the client it is one cut short.
+        shown_reason = "length" if finish_reason == "cancelled" or unfinished else finish_reason
+        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, unfinished)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
