@@ -1,5 +1,6 @@
 """Bodies of all four dialects become the messages, and so the tokens, that they have always become: those of the first
-three before `agl.messages` read them, those of Google's since there is that dialect."""
+three before `agl.messages` read them, those of Google's since there is that dialect. Neighbouring contents of Google's
+model are one turn since then."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ async def test_an_error_before_the_first_token_has_a_status_and_a_later_one_ends
         ({"temperature": 3}, "temperature: ", "temperature"),
         ({"background": True}, "background is not supported", "background"),
         ({"conversation": "conv_1"}, "use previous_response_id", "conversation"),
-        ({"input": None}, "input is neither text nor a list", "input"),
+        ({"input": None}, "input is missing", "input"),
         ({"input": []}, "input is empty", "input"),
         ({"input": ["hi"]}, "input.0 is not an object", "input.0"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role is 'robot'", "input.0.role"),
