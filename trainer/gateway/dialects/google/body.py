@@ -116,15 +116,16 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     return DialectRequest(thinking, replace(request.chat, failed_tools=failed), stream)
 
 
-def _turns(contents: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _turns(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The contents, neighbouring ones of the model as one: Google's SDK keeps a streamed answer as a content for each
     of its chunks, the last of which has an empty text."""
-    turns: list[Mapping[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     for content in contents:
         if turns and content.get("role") == "model" == turns[-1].get("role"):
-            turns[-1] = {**turns[-1], "parts": [*turns[-1]["parts"], *content["parts"]]}
+            # Extended in place: a new list for each chunk would take quadratic time.
+            turns[-1]["parts"].extend(content["parts"])
         else:
-            turns.append(content)
+            turns.append({**content, "parts": [*content["parts"]]})
     return turns
 
 
