@@ -64,6 +64,8 @@ class TokenText:
             before: the ids before it, at least the last `CONTEXT`; none for a text that begins a whole one.
             text: control tokens in it are recognised, none is added.
         """
+        if not text:
+            return []
         context = self.decode(before[-CONTEXT:]) if len(before) else ""
         for shown in (context, *_ANCHORS) if context else ():
             start = self.encode(shown)
