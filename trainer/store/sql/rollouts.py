@@ -94,8 +94,10 @@ _SECRET_HASH = select(A.c.secret_hash).where(A.c.rollout_id == bindparam("id"), 
 _LEASED_BY = (
     select(A)
     .join(R, and_(R.c.rollout_id == A.c.rollout_id, R.c.attempts == A.c.attempt))
-    .where(A.c.request_id == bindparam("request"), A.c.status == "preparing", R.c.status == "preparing")
+    .where(A.c.request_id == bindparam("request"))
 )
+_PREPARING_OF = _LEASED_BY.where(A.c.status == "preparing", R.c.status == "preparing")
+_OPEN_OF = _LEASED_BY.where(A.c.status.in_(_OPEN), R.c.status.in_(_OPEN))
 
 
 def _next(*of: Any) -> Any:
@@ -182,7 +184,7 @@ def dequeue(connection: Connection, requests: Sequence[LeaseRequest]) -> list[At
 
 def _open_lease(connection: Connection, request: LeaseRequest) -> AttemptedRollout | None:
     """The open lease of a repeated request, with a new secret; the repetition counts as a heartbeat."""
-    (row,) = statements.first_each(connection, _LEASED_BY, [{"request": request.id}])
+    (row,) = statements.first_each(connection, _PREPARING_OF, [{"request": request.id}])
     if row is None:
         return None
     attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=request.now)
@@ -217,9 +219,10 @@ def is_leased_with(connection: Connection, rollout_id: str, attempt: int, secret
     return any([hmac.compare_digest(stored, codec.secret_hash(secret)) for secret in secrets])
 
 
-def give_back_request(connection: Connection, request_id: str) -> Rollout | None:
-    """Undo the open lease of a request. Returns its rollout, None without an open lease."""
-    row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
+def give_back_request(connection: Connection, request_id: str, begun: bool) -> Rollout | None:
+    """Undo the lease of a request, of an attempt that is not "running" unless `begun`. Returns its rollout, None without
+    such a lease."""
+    row = connection.execute(_OPEN_OF if begun else _PREPARING_OF, {"request": request_id}).mappings().first()
     if row is None:
         return None
     rollout = codec.to_rollout(connection.execute(_ONE_ROLLOUT, {"id": row["rollout_id"]}).mappings().one())
@@ -235,7 +238,7 @@ def give_back(connection: Connection, leased: AttemptedRollout) -> bool:
         return False
     undone = connection.execute(
         update(R)
-        .where(R.c.rollout_id == rollout_id, R.c.status == "preparing", R.c.attempts == n)
+        .where(R.c.rollout_id == rollout_id, R.c.status.in_(_OPEN), R.c.attempts == n)
         .values(status="queuing", attempts=n - 1)
     )
     if undone.rowcount:
