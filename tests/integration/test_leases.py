@@ -114,7 +114,7 @@ async def test_a_rollout_whose_lease_failed_is_leased_again(
         await store.close()
 
 
-async def completion(url: str, key: str) -> httpx.Response:
+async def completion(url: str, key: str | None) -> httpx.Response:
     async with httpx.AsyncClient(trust_env=False) as client:
         return await client.post(
             f"{url}/agents/a/v1/chat/completions",

@@ -75,8 +75,8 @@ GIVE_BACK_SECONDS = 2.0
 class _OpenLease:
     """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock.
 
-    `request_id`: of the worker's request at the store. `begun`: whether a heartbeat has come. `lost`: why its calls are unknown, if they are. `delivered`: spans that came
-    before its report.
+    `request_id`: of the worker's request at the store. `begun`: whether a heartbeat has come. `lost`: why its calls are
+    unknown, if they are. `delivered`: spans that came before its report.
     """
 
     lease: Lease

@@ -220,8 +220,8 @@ def is_leased_with(connection: Connection, rollout_id: str, attempt: int, secret
 
 
 def give_back_request(connection: Connection, request_id: str, begun: bool) -> Rollout | None:
-    """Undo the lease of a request, of an attempt that is not "running" unless `begun`. Returns its rollout, None without
-    such a lease."""
+    """Undo the lease of a request, whose attempt may be "running" only if `begun`. Returns its rollout, None without such
+    a lease."""
     row = connection.execute(_OPEN_OF if begun else _PREPARING_OF, {"request": request_id}).mappings().first()
     if row is None:
         return None
