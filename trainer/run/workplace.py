@@ -25,7 +25,7 @@ from agl.trainer.run.faults import score_faults
 from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.memory import RunMemory, require_content
 from agl.trainer.run.results import require_some
-from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
+from agl.trainer.run.resume import ResumableRollouts, cancel_unfinished, reconcile, replayable
 from agl.trainer.run.run import Endpoint, Run
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
@@ -87,7 +87,8 @@ class Workplace:
         gateways: int = 1,
         try_first: bool = False,
     ) -> None:
-        """Start the gateway and the workers.
+        """Start the gateway and the workers. What a stopped run has left unfinished is cancelled first, in the store of a
+        run that is resumed.
 
         Args:
             rules: mode -> the trainer's sampling rules. model: the policy's name for agents.
@@ -101,6 +102,9 @@ class Workplace:
         run, config = self.run, self.run.config
         self._proven = not try_first
         try:
+            if run.resume:
+                # Workers would lease what a stopped run has left in the queue.
+                await cancel_unfinished(run.store, run.run_id)
             memory = self._remembered()
             if memory is not None:
                 await memory.begin()
@@ -234,7 +238,7 @@ class Workplace:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
         Rollouts of the next step that had ended are not run again, if their weights are at most `max_staleness` updates
-        older; unfinished ones are cancelled.
+        older. Before or after `start`, which cancels unfinished ones.
 
         Args:
             sampled: whether each step has rollouts. first: as for `reconcile`.
@@ -263,7 +267,8 @@ class Workplace:
 
     async def replay(self, recorded: int) -> None:
         """Continue a stopped run that trains nothing by doing everything again: a rollout that had ended is not run
-        again, nor is one that had failed in the first `recorded` steps of the history."""
+        again, nor is one that had failed in the first `recorded` steps of the history. As `resume_from`, before or
+        after `start`."""
         if (memory := self._remembered()) is not None:
             await memory.revert(0)
         self._resumable = await replayable(self.run.store, self.run.run_id, self.run.config.selection, recorded)
