@@ -164,6 +164,11 @@ class Call:
     ended_at: float = 0.0
 
     @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return max(0.0, self.ended_at - self.started_at)
+
+    @property
     def grammar(self) -> str:
         """What the answer was held to while it was sampled; "" for nothing."""
         return str(self.request.get("used", {}).get("grammar", ""))

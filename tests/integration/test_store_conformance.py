@@ -1463,9 +1463,10 @@ def test_every_store_takes_names_up_to_one_limit_and_says_what_is_longer(store: 
             await write(store, long_text(codec.KEY_BYTES))
             await write(store, "ü" * (codec.KEY_BYTES // 2))
             for text in (long_text(codec.KEY_BYTES + 1), "ü" * (codec.KEY_BYTES // 2) + "x"):
-                with pytest.raises(StoreError, match=r"is 1201 bytes long: .* \.\.\.(.|\n)*at most 1200 bytes"):
+                with pytest.raises(StoreError) as raised:
                     await write(store, text)
-                    pytest.fail(f"{column} took a name that is too long")
+                assert "is 1201 bytes long: " in str(raised.value), column
+                assert "it can have at most 1200 bytes" in str(raised.value), column
 
     asyncio.run(scenario())
 

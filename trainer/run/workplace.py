@@ -87,8 +87,7 @@ class Workplace:
         gateways: int = 1,
         try_first: bool = False,
     ) -> None:
-        """Start the gateway and the workers. What a stopped run has left unfinished is cancelled first, in the store of a
-        run that is resumed.
+        """Start the gateway and the workers. Of a run that is resumed, what was left unfinished is cancelled first.
 
         Args:
             rules: mode -> the trainer's sampling rules. model: the policy's name for agents.

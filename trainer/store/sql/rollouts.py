@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Double,
     Integer,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     delete,
     func,
     literal_column,
@@ -52,6 +54,12 @@ T = TypeVar("T")
 CHUNK = 1000
 """Maximum number of ids in one statement; databases limit its parameters."""
 
+
+def _end(begun: Any, at: Any) -> ColumnElement[Any]:
+    """When something ended that began at `begun`, by a clock that may have been set back since; None stays None."""
+    return case((begun > at, begun), else_=at)
+
+
 _ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
 # Locked where transactions run concurrently: what is read here decides what is written.
 _ROLLOUT_AND_ATTEMPT = (
@@ -73,7 +81,7 @@ _SET_ATTEMPT = (
         status=bindparam("to", type_=Text),
         error=func.coalesce(bindparam("why", type_=Text), A.c.error),
         last_heartbeat_at=bindparam("beat", type_=Double),
-        ended_at=bindparam("at", type_=Double),
+        ended_at=_end(A.c.started_at, bindparam("at", type_=Double)),
     )
 )
 _OPEN = ("preparing", "running")
@@ -220,8 +228,8 @@ def is_leased_with(connection: Connection, rollout_id: str, attempt: int, secret
 
 
 def give_back_request(connection: Connection, request_id: str, begun: bool) -> Rollout | None:
-    """Undo the lease of a request, whose attempt may be "running" only if `begun`. Returns its rollout, None without such
-    a lease."""
+    """Undo the lease of a request, whose attempt may be "running" only if `begun`. Returns its rollout, None without
+    such a lease."""
     row = connection.execute(_OPEN_OF if begun else _PREPARING_OF, {"request": request_id}).mappings().first()
     if row is None:
         return None
@@ -313,7 +321,7 @@ def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout]
             }
         change = Change()
         if each.status != was and (to := _next_status(rollout, each.attempt, each.status)) != rollout.status:
-            ended_at = each.now if to in ROLLOUT_TERMINAL else None
+            ended_at = max(each.now, rollout.created_at) if to in ROLLOUT_TERMINAL else None
             set_rollouts[each.rollout_id] = {"id": each.rollout_id, "to": to, "at": ended_at}
             rollout = rollouts[each.rollout_id] = dataclasses.replace(rollout, status=to, ended_at=ended_at)
             change = change_of([rollout])
@@ -371,7 +379,7 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
         if isinstance(moved, Exception):
             raise moved
         rollouts.append(moved.result)
-        ended_at = now if status in ATTEMPT_TERMINAL else None
+        ended_at = max(now, row["started_at"]) if status in ATTEMPT_TERMINAL else None
         expired.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
     return expired, rollouts
 
@@ -383,7 +391,8 @@ def set_fields(connection: Connection, rollout_id: str, values: Mapping[str, Any
         raise no_rollout(rollout_id)
     columns = codec.rollout_columns(rollout_id, values)
     if "status" in columns:
-        columns["ended_at"] = (row["ended_at"] or now) if columns["status"] in ROLLOUT_TERMINAL else None
+        ended_at = row["ended_at"] or max(now, row["created_at"])
+        columns["ended_at"] = ended_at if columns["status"] in ROLLOUT_TERMINAL else None
     if columns:
         connection.execute(update(R).where(R.c.rollout_id == rollout_id).values(columns))
     rollout = codec.to_rollout({**row, **columns})
@@ -404,12 +413,15 @@ def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> No
     for ids in chunks(rollout_ids):
         open_rollouts = R.c.rollout_id.in_(ids) & R.c.status.not_in(sorted(ROLLOUT_TERMINAL))
         cancelled = connection.execute(
-            update(R).where(open_rollouts).values(status="cancelled", ended_at=now).returning(R.c.rollout_id)
+            update(R)
+            .where(open_rollouts)
+            .values(status="cancelled", ended_at=_end(R.c.created_at, now))
+            .returning(R.c.rollout_id)
         )
         connection.execute(
             update(A)
             .where(A.c.rollout_id.in_(cancelled.scalars().all()), A.c.status.not_in(sorted(ATTEMPT_TERMINAL)))
-            .values(status="failed", error="the rollout was cancelled", ended_at=now)
+            .values(status="failed", error="the rollout was cancelled", ended_at=_end(A.c.started_at, now))
         )
 
 
