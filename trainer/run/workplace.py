@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.routing import Route
 
-from agl.errors import ConfigError, MainThreadError, StoreError
+from agl.errors import ConfigError, MainThreadError, StoreError, StoreGoneError
 from agl.rewards.air import rule_set
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -37,6 +38,8 @@ from agl.trainer.runners.remote.runner import RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json
 from agl.trainer.store.types import Mode, NewRollout, RolloutConfig, new_rollout_id
 
+log = logging.getLogger("agl")
+
 
 def seed_of(*parts: object) -> int:
     """A 62-bit seed from any parts, the same in every process."""
@@ -44,6 +47,8 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 2
 
 
+STORE_CHECK_SECONDS = 2.0
+"""How often a run looks whether its store is still there, whoever writes to it."""
 TRIES = 3
 """Rollouts that fail alike before a run has begun, which end it."""
 
@@ -69,6 +74,7 @@ class Workplace:
         self._coordinator: RunCoordinator | None = None
         self._runner: Runner | None = None
         self._cluster: Any = None
+        self._store_check: asyncio.Task[None] | None = None
         self._pending: dict[str, asyncio.Future[RolloutResult]] = {}
         self._abandoned: list[str] = []
         self._failure: BaseException | None = None
@@ -166,6 +172,7 @@ class Workplace:
                     await gateway.start(host=where.hostname or config.host, port=port)
             self._runner = self._make_runner(coordinator, url, worker_key)
             await self._runner.start()
+            self._store_check = asyncio.ensure_future(self._check_store())
         except BaseException:
             await self.stop()
             raise
@@ -278,6 +285,10 @@ class Workplace:
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""
+        if self._store_check is not None:
+            self._store_check.cancel()
+            await asyncio.gather(self._store_check, return_exceptions=True)
+            self._store_check = None
         if self._runner is not None:
             await self._runner.stop()
         if self._coordinator is not None:
@@ -461,6 +472,18 @@ class Workplace:
             if not future.done():
                 self._abandoned.append(rollout_id)
                 future.set_exception(error)
+
+    async def _check_store(self) -> None:
+        """End the run when its store is gone: workers that report would try again, and nobody would be told."""
+        while True:
+            await asyncio.sleep(STORE_CHECK_SECONDS)
+            try:
+                await self.run.store.query_runs(run_ids=[self.run.run_id], limit=1)
+            except StoreGoneError as error:
+                self.fail(error)
+                return
+            except StoreError as error:
+                log.debug("the store: %s", error)
 
     def _remembered(self) -> RunMemory | None:
         """The memory of the agent; its run's id is known once a checkpoint was read."""

@@ -221,7 +221,10 @@ class _Worker:
             try:
                 connection = self._connect()
                 self._before(connection)
+                self.dialect.require_place()
                 _run(connection, batch, self.dialect)
+                # What was committed is acknowledged if somebody can find it.
+                self.dialect.require_place()
                 return
             except _RolledBack as rolled_back:
                 error, unsure = rolled_back.error, unsure or rolled_back.unsure
@@ -317,7 +320,7 @@ def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) 
         except Exception:
             # The connection is lost.
             pass
-        raise _RolledBack(error, committing and dialect.is_lost(error)) from error
+        raise _RolledBack(error, committing and dialect.is_unsure(error)) from error
     finally:
         cursor.close()
 
