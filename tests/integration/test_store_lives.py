@@ -323,6 +323,28 @@ def test_a_moment_is_what_the_clock_says_then_and_no_two_are_the_same(jump: floa
     assert abs(after[0] - expected) < 0.01
 
 
+@pytest.mark.parametrize("jump", [3600.0 * 6, -3600.0 * 6])
+def test_a_clock_that_is_set_between_a_lease_and_its_heartbeat_ends_nothing(dialect: Dialect, jump: float) -> None:
+    """The difference of the two was taken for the time that the attempt had run."""
+    if isinstance(dialect, Postgres):
+        pytest.skip("its clock is the server's")
+
+    async def scenario() -> None:
+        hands = Hands()
+        store = await SqlStore.open(dialect, hands.clock())
+        limits = RolloutConfig(timeout_seconds=600, unresponsive_seconds=30, max_attempts=1)
+        await store.enqueue_rollouts([NewRollout("t", rollout_id="r", config=limits)])
+        assert await store.dequeue_rollout("w") is not None
+        hands.wall += jump
+        await store.update_attempt("r", 1, "running")
+        late = await SqlStore.open(dialect, hands.clock())
+        for each in (store, late):
+            assert await each.expire_attempts() == []
+            await each.close()
+
+    asyncio.run(scenario())
+
+
 def test_the_time_of_a_database_is_read_again_and_goes_on_by_itself_meanwhile() -> None:
     hands = Hands()
     clock = hands.clock()

@@ -66,8 +66,8 @@ _Key = tuple[str, int]
 class Observer:
     """Ages of attempts as observed by this process, as in Kubernetes' leader election.
 
-    Times that other machines wrote, or that were written before a clock was set, are only compared with each other.
-    A process that was down has received no heartbeats, so silence counts from its first look.
+    The times of heartbeats are labels, of which it only matters whether they change: between two of them a clock may
+    have been set by hours. A process that was down has received none, so everything counts from its first look.
 
     Args:
         steady: monotonic seconds since any moment.
@@ -77,19 +77,19 @@ class Observer:
         self._steady = steady
         self._observations: dict[_Key, _Observation] = {}
 
-    def look(self, open_attempts: Iterable[tuple[str, int, float, float]]) -> dict[_Key, tuple[float, float]]:
-        """Observe all open attempts: (rollout id, attempt, started at, last heartbeat at).
+    def look(self, open_attempts: Iterable[tuple[str, int, float]]) -> dict[_Key, tuple[float, float]]:
+        """Observe all open attempts: (rollout id, attempt, last heartbeat at).
 
         Returns:
-            For each, the seconds that it has run and the seconds since its last heartbeat.
+            For each, the seconds since it was first seen and since its heartbeat was seen to change.
         """
         at = self._steady()
         observations: dict[_Key, _Observation] = {}
-        for rollout_id, attempt, started_at, beat in open_attempts:
+        for rollout_id, attempt, beat in open_attempts:
             key = (rollout_id, attempt)
             observation = self._observations.get(key)
             if observation is None:
-                observation = _Observation(beat, at, at - max(0.0, beat - started_at))
+                observation = _Observation(beat, at, at)
             elif observation.beat != beat:
                 observation.beat, observation.beat_at = beat, at
             observations[key] = observation

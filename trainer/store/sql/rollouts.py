@@ -354,11 +354,13 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
     Ages are the observer's; without one, the stored times are compared with `now`.
     """
     rows = connection.execute(_ATTEMPTS_WITH_LIMITS).mappings().all()
-    keys = [(row["rollout_id"], row["attempt"], row["started_at"], row["last_heartbeat_at"]) for row in rows]
     if observer is not None:
-        ages = observer.look(keys)
+        ages = observer.look((row["rollout_id"], row["attempt"], row["last_heartbeat_at"]) for row in rows)
     else:
-        ages = {(rollout_id, n): (now - started, now - beat) for rollout_id, n, started, beat in keys}
+        ages = {
+            (row["rollout_id"], row["attempt"]): (now - row["started_at"], now - row["last_heartbeat_at"])
+            for row in rows
+        }
     expired, rollouts = [], []
     for row in rows:
         ran, silent = ages[row["rollout_id"], row["attempt"]]
