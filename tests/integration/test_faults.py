@@ -115,7 +115,12 @@ def count(path: Path, status: str) -> int:
 # -- clocks -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("runners", ["local", "process"])
 @pytest.mark.parametrize(
-    "seconds", [(HOUR, -HOUR), (51 * HOUR,), (-48 * HOUR,)], ids=["to and fro", "51 hours ahead", "48 hours back"]
+    "seconds",
+    [
+        pytest.param((HOUR, -HOUR), id="to and fro"),
+        pytest.param((51 * HOUR,), id="51 hours ahead", marks=pytest.mark.night),
+        pytest.param((-48 * HOUR,), id="48 hours back"),
+    ],
 )
 def test_a_run_whose_clock_is_set_by_hours(
     at: Programs, tmp_path: Path, runners: str, seconds: tuple[int, ...]
@@ -195,7 +200,7 @@ def test_a_database_that_is_read_only_for_a_while(at: Programs, mortal: Server, 
     mortal.sql("SELECT pg_reload_conf()")
     time.sleep(6)
     assert run.poll() is None, at.text("run.log")[-3000:]
-    mortal.sql("SET default_transaction_read_only = off; ALTER SYSTEM RESET default_transaction_read_only")
+    mortal.sql("ALTER SYSTEM RESET default_transaction_read_only")
     mortal.sql("SELECT pg_reload_conf()")
     require_whole(at, run, url)
 
