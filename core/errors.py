@@ -171,6 +171,10 @@ class NotStoredError(StoreError):
     """There is no such rollout or attempt in the store."""
 
 
+class StoreGoneError(StoreError):
+    """The store's file was deleted, moved or replaced while it was open: nothing can be kept there any more."""
+
+
 class StoreVersionError(StoreError):
     """The store was written by a newer version of agl."""
 

@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -22,6 +22,16 @@ _UNCLAIMED = (signal.SIG_DFL, signal.default_int_handler)
 """The handlers of a signal that neither the user's program nor whoever started it (`nohup`, a shell's `&`) has set."""
 _replaced: dict[signal.Signals, Any] = {}
 """Signal -> the handler that ours stands for."""
+_AFTERWARDS = (signal.SIGTERM, signal.SIGHUP)
+"""What is ignored by a program that ends anyway. A third Ctrl-C is somebody's who has waited long enough."""
+_ends_when_stopped = False
+
+
+def end_when_stopped() -> None:
+    """This program ends with the first of these signals. Whoever sends SIGTERM or SIGHUP again while it does changes
+    nothing, so that its exit status is what it is."""
+    global _ends_when_stopped
+    _ends_when_stopped = True
 
 
 @contextlib.contextmanager
@@ -31,23 +41,41 @@ def stop_signals_to(stop: Callable[[signal.Signals], object]) -> Iterator[None]:
     unclaimed = []
     if threading.current_thread() is threading.main_thread():
         unclaimed = [number for number in STOP_SIGNALS if signal.getsignal(number) in _UNCLAIMED]
-    for number in unclaimed:
-        _replace(number, lambda n, _: stop(signal.Signals(n)))
+    with _handled(unclaimed, stop):
+        yield
+
+
+@contextlib.contextmanager
+def stop_event() -> Iterator[asyncio.Event]:
+    """Within the block, an event that one of these signals sets, unless that is ignored. For a server on the main
+    thread's event loop."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    # The event loop's own handler of Ctrl-C, too, which would cancel what is to end in order.
+    heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    with _handled(heeded, lambda number: loop.call_soon_threadsafe(stop.set)):
+        yield stop
+
+
+@contextlib.contextmanager
+def _handled(numbers: Sequence[signal.Signals], stop: Callable[[signal.Signals], object]) -> Iterator[None]:
+    received: list[int] = []
+
+    def handle(number: int, _: Any) -> None:
+        received.append(number)
+        stop(signal.Signals(number))
+
+    for number in numbers:
+        _replace(number, handle)
     try:
         yield
     finally:
-        for number in unclaimed:
-            signal.signal(number, _replaced.pop(number))
-
-
-def stop_event() -> asyncio.Event:
-    """An event that one of these signals sets, unless it is ignored; for a server on the main thread's event loop."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in STOP_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, stop.set)
-    return stop
+        for number in numbers:
+            before = _replaced.pop(number)
+            if _ends_when_stopped and received and number in _AFTERWARDS:
+                # Ignored: the interpreter resets handlers of Python's a moment before the process's end.
+                before = signal.SIG_IGN
+            signal.signal(number, before)
 
 
 def ignore_stop_signals() -> None:

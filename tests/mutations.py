@@ -1426,6 +1426,93 @@ MUTATIONS = (
         "if False:",
         ("tests/integration/test_bad_input.py::test_a_reward_that_is_not_a_finite_number",),
     ),
+    # -- a store's faults, names, clocks, signals ---------------------------------------------------------------------
+    Mutation(
+        "a lease whose answer was lost is nobody's",
+        "trainer/runners/coordinator.py",
+        """            if not self._stopped:
+                self._give_back(request_id)
+            raise
+""",
+        "            raise\n",
+        ("tests/integration/test_leases.py::test_a_rollout_whose_lease_failed_is_leased_again",),
+    ),
+    Mutation(
+        "a lease that was refused halfway is held until its limit",
+        "trainer/runners/coordinator.py",
+        """        except BaseException:
+            self._give_back(request_id, opening)
+            raise
+""",
+        "        except BaseException:\n            raise\n",
+        ("tests/integration/test_leases.py::test_a_rollout_whose_lease_failed_is_leased_again",),
+    ),
+    Mutation(
+        "what cannot be given back at once is not given back",
+        "trainer/runners/coordinator.py",
+        "            await asyncio.sleep(CHECK_SECONDS)\n\n    def _pause",
+        "            return\n\n    def _pause",
+        ("tests/integration/test_leases.py::test_a_rollout_whose_lease_failed_is_leased_again",),
+    ),
+    Mutation(
+        "a rollout whose worker left unheard costs an attempt",
+        "trainer/runners/remote/coordinator.py",
+        "await coordinator.give_back(lease)",
+        'await coordinator.abandon(lease, "its worker left before it began")',
+        ("tests/integration/test_leases.py::test_what_a_worker_leased_and_no_longer_wants_costs_no_attempt",),
+    ),
+    Mutation(
+        "a reward's name is as long as you like",
+        "core/mdp/types.py",
+        '        require_short(self.name, "a reward", RewardError)\n',
+        "",
+        unit("rewards", "test_a_name_that_is_too_long_is_said_where_it_is_given"),
+    ),
+    Mutation(
+        "the store takes names that an index does not hold",
+        "trainer/store/sql/codec.py",
+        'len(text.encode(errors="surrogatepass")) > KEY_BYTES:',
+        "False:",
+        (
+            "tests/integration/test_store_conformance.py::"
+            "test_every_store_takes_names_up_to_one_limit_and_says_what_is_longer[sqlite]",
+        ),
+    ),
+    Mutation(
+        "the workers of a resumed run lease what was left",
+        "trainer/run/workplace.py",
+        "            if run.resume:\n                # Workers",
+        "            if False:\n                # Workers",
+        unit("leftover", "test_workers_lease_nothing_that_was_left_whatever_comes_first"),
+    ),
+    Mutation(
+        "a store's time goes on from the process's start",
+        "trainer/store/sql/clock.py",
+        "now = self._wall() if self._ahead is None else",
+        "now = 1.7e9 if self._ahead is None else",
+        ("tests/integration/test_store_lives.py::test_a_moment_is_what_the_clock_says_then_and_no_two_are_the_same",),
+    ),
+    Mutation(
+        "an attempt ends before it began",
+        "trainer/store/sql/rollouts.py",
+        "return case((begun > at, begun), else_=at)",
+        "return case((begun > at, at), else_=at)",
+        ("tests/integration/test_store_lives.py::test_nothing_ends_before_it_began",),
+    ),
+    Mutation(
+        "SQLite writes on into a file that was deleted",
+        "trainer/store/sql/sqlite.py",
+        "            elif place != known:",
+        "            elif False:",
+        ("tests/integration/test_store_gone.py::test_nothing_is_acknowledged_that_nobody_can_find",),
+    ),
+    Mutation(
+        "a second SIGTERM ends a command that ends anyway",
+        "core/stop_signals.py",
+        "if _ends_when_stopped and received and number in _AFTERWARDS:",
+        "if False:",
+        unit("stop_signals", "test_a_command_that_is_stopped_twice_ends_as_if_it_was_stopped_once"),
+    ),
     # -- templates that refuse what a policy samples ------------------------------------------------------------------
     Mutation(
         "two tool calls in one answer end a conversation with Llama 3.1's template",

@@ -10,6 +10,7 @@ from typing import Any
 from agl import semconv
 from agl.mdp.spans import Event, Span, recorded
 from agl.mdp.types import Reward
+from agl.names import NAME_BYTES, is_too_long
 
 
 def evaluated(received: Sequence[Span]) -> list[Span]:
@@ -27,12 +28,20 @@ def evaluated(received: Sequence[Span]) -> list[Span]:
 
 
 def _scored(span: Span) -> dict[str, Event]:
-    """Name -> the last event of a span that has a number for it."""
+    """Name -> the last event of a span that has a number for it. Other programs' names that are too long are cut."""
     return {
-        str(event.attributes.get(semconv.EVALUATION_NAME) or "reward"): event
+        _name(event): event
         for event in span.events
         if event.name == semconv.EVALUATION and _is_number(event.attributes.get(semconv.EVALUATION_SCORE))
     }
+
+
+def _name(event: Event) -> str:
+    name = str(event.attributes.get(semconv.EVALUATION_NAME) or "reward")
+    if not is_too_long(name):
+        return name
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return f"{name[: NAME_BYTES // 8]}... {digest}"
 
 
 def _is_number(value: Any) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from agl.errors import ConfigError, NoAgentMatchedError
+from agl.names import require_short
 
 DEFAULT_POLICY = "policy"
 
@@ -115,6 +116,7 @@ def select(agents: AgentFilter = None, *, option: str = "agents") -> Selection:
             )
         if not isinstance(policy, str):
             raise ConfigError(f"{option}= maps {pattern!r} to {policy!r}", hint="map it to a policy's name")
+        require_short(policy, f"a policy in {option}=", ConfigError)
     return Selection(rules)
 
 

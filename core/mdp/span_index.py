@@ -89,7 +89,7 @@ class SpanIndex:
         models = _covered(chats)
         tools = _covered([*chats, *(s for s in spans if s.operation == semconv.EXECUTE_TOOL)]) - models
         grading = float(self.root.attributes.get(semconv.GRADING_SECONDS, _covered(judges)))
-        agent = max(0.0, self.root.end - self.root.start - models - tools - grading)
+        agent = max(0.0, self.root.seconds - models - tools - grading)
         return {"models": models, "tools": tools, "grading": grading, "agent": agent}
 
     def within(self, span_id: str | None, ancestor: str) -> bool:
@@ -103,7 +103,7 @@ def _covered(spans: Sequence[Span]) -> float:
     numbers = [span.sequence for span in spans]
     begun = [span.start if None in numbers else (span.sequence or 0) / 1e9 for span in spans]
     seconds, until = 0.0, -math.inf
-    for start, duration in sorted((b, s.end - s.start) for b, s in zip(begun, spans, strict=True)):
+    for start, duration in sorted((b, s.seconds) for b, s in zip(begun, spans, strict=True)):
         seconds += max(0.0, start + duration - max(start, until))
         until = max(until, start + duration)
     return seconds

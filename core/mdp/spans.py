@@ -51,6 +51,11 @@ class Span:
     events: Sequence[Event] = ()
 
     @property
+    def seconds(self) -> float:
+        """How long it was open; 0 where its sender's clock was set back meanwhile."""
+        return max(0.0, self.end - self.start)
+
+    @property
     def operation(self) -> str:
         """`gen_ai.operation.name` ("invoke_agent", "chat", "execute_tool"), "reward", or ""."""
         return str(self.attributes.get(semconv.OPERATION_NAME, ""))

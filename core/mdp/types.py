@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agl import semconv
+from agl.errors import RewardError
+from agl.names import require_short
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -42,7 +44,7 @@ class Reward:
     """A named reward and where it was earned.
 
     Attributes:
-        name: what is rewarded; "reward" if the user named nothing.
+        name: what is rewarded; "reward" if the user named nothing. See `agl.names.NAME_BYTES`.
         value: a finite number, float64.
         source: where it comes from: "return" (the result of the agent or of `reward=`), "emit" (`agl.emit_reward`),
             "air", "group" (`Trainer(group_reward=)`) or "label" (a person, afterwards).
@@ -50,6 +52,9 @@ class Reward:
         primary: whether it counts towards returns; a dict of rewards has one primary entry.
         agent: the only agent that it is for, where a reward of the whole rollout names one.
         explanation: why, in words.
+
+    Raises:
+        RewardError: the reward's name or the agent's is too long.
     """
 
     name: str
@@ -59,6 +64,10 @@ class Reward:
     primary: bool = True
     agent: str | None = None
     explanation: str | None = None
+
+    def __post_init__(self) -> None:
+        require_short(self.name, "a reward", RewardError)
+        require_short(self.agent or "", "the agent of a reward", RewardError)
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -78,6 +87,7 @@ class Reward:
 
         Raises:
             KeyError, TypeError, ValueError: it has no name, or its value is not a number.
+            RewardError: its name is too long.
         """
         if attributes.get(semconv.OPERATION_NAME) != semconv.REWARD:
             return None
@@ -152,6 +162,11 @@ class Call:
     error: str | None = None
     started_at: float = 0.0
     ended_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return max(0.0, self.ended_at - self.started_at)
 
     @property
     def grammar(self) -> str:

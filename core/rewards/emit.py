@@ -16,6 +16,7 @@ from agl import semconv, tracing
 from agl.errors import RewardError
 from agl.mdp.spans import Span
 from agl.mdp.types import Reward
+from agl.names import require_short
 
 
 def as_rewards(
@@ -38,11 +39,14 @@ def as_rewards(
         **where: rollout, agent, ... for the error.
 
     Raises:
-        RewardError: not a number, not finite, an empty dict, no unique primary entry, or `primary` for a number.
+        RewardError: not a number, not finite, an empty dict, a name that is too long, no unique primary entry, or
+            `primary` for a number.
     """
     if isinstance(value, Mapping):
         if not value:
             raise RewardError("the reward is an empty dict", hint="give at least one named number", **where)
+        for name in value:
+            require_short(str(name), "a reward", RewardError, **where)
         names = [str(k) for k in value if k not in agents]
         main = primary or (names[0] if len(names) == 1 else "reward" if "reward" in names else None)
         if main not in names and (primary is not None or len(names) == len(value)):
@@ -108,6 +112,7 @@ def emit_reward(value: float | Mapping[str, float], primary: str | None = None, 
     if scope is None:
         return
     where = {"rollout": scope.rollout.rollout_id, "attempt": scope.rollout.attempt, "agent": scope.agent}
+    require_short(agent or "", "the agent of a reward", RewardError, **where)
     for reward in as_rewards(value, primary=primary, source="emit", **where):
         record(replace(reward, agent=agent))
 

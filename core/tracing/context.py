@@ -286,7 +286,7 @@ def root(rollout: RolloutContext, traceparent: str | None = None, *, began: floa
     if traceparent is None:
         span: Any = _start_span(rollout, semconv.INVOKE_AGENT, rollout.agent, rollout.agent, None, None)
         if began is not None:
-            span._start_time = int(began * 1e9)
+            span.begin_at(began)
     else:
         _, trace_id, span_id, _ = traceparent.split("-")
         span = NonRecordingSpan(SpanContext(int(trace_id, 16), int(span_id, 16), True, TraceFlags(1)))

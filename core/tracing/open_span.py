@@ -71,6 +71,11 @@ class OpenSpan(Span):
         self._epoch = self._start_time - time.monotonic_ns()
         self._span_processor.on_start(self)
 
+    def begin_at(self, began: float) -> None:
+        """Date the beginning back, to seconds since the epoch: of a process, before it had a span. Not to the future,
+        where the clock was set back meanwhile."""
+        self._start_time = min(int(began * 1e9), self._start_time or 0)
+
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Add attributes. Those that are None are left out; so are values that OpenTelemetry has no type for, which it
         reports."""

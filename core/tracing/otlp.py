@@ -83,6 +83,7 @@ def _encode(span: Span) -> dict[str, Any]:
 
 def _decode(span: Mapping[str, Any], rollout_id: str, attempt: int) -> Span:
     status = span.get("status") or {}
+    start = _seconds(span.get("startTimeUnixNano", 0))
     return Span(
         trace_id=_hex(span["traceId"], 32),
         span_id=_hex(span["spanId"], 16),
@@ -90,8 +91,9 @@ def _decode(span: Mapping[str, Any], rollout_id: str, attempt: int) -> Span:
         rollout_id=rollout_id,
         attempt=attempt,
         name=str(span.get("name", "")),
-        start=_seconds(span.get("startTimeUnixNano", 0)),
-        end=_seconds(span.get("endTimeUnixNano", 0)),
+        start=start,
+        # Its sender's clock may have been set back meanwhile.
+        end=max(start, _seconds(span.get("endTimeUnixNano", 0))),
         status=_STATUS[_code(status.get("code", 0))],
         status_message=None if status.get("message") is None else str(status["message"]),
         attributes=_values(span.get("attributes")),

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import itertools
 import math
+import random
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Text
 from store_server import served
 
 from agl import semconv
@@ -27,6 +29,7 @@ from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, Reward, float_array, int_array
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
+from agl.trainer.store.sql import codec, schema
 from agl.trainer.store.types import (
     ATTEMPT_TERMINAL,
     ATTEMPT_TRANSITIONS,
@@ -1390,5 +1393,93 @@ def test_a_rollout_with_many_spans_takes_turns_with_the_others(store: Store) -> 
         await asyncio.gather(*writing)
         assert len(await store.query_spans(mine)) == 8000
         assert written <= 2000, f"{written} spans of a greedy rollout came first"
+
+    asyncio.run(scenario())
+
+
+# -- names that are too long ------------------------------------------------------------------------------------------
+def long_text(size: int) -> str:
+    """Random, since a database may compress what repeats itself before it looks at its size."""
+    return random.Random(size).randbytes(size).hex()[:size]
+
+
+async def _add_trained(store: Store, run_id: str, rollout_id: str, call_id: str) -> None:
+    await store.add_trained_calls(run_id, [TrainedCall(call_id, rollout_id, 1, 0, 0, 0.0, 0.0, 0.0, 1)])
+
+
+async def _add_metric(store: Store, run_id: str, name: str) -> None:
+    await store.put_run(TrainingRun(run_id))
+    await store.add_metrics(run_id, 1, {name: 1.0})
+
+
+INDEXED: dict[str, Callable[[Store, str], Coroutine[Any, Any, Any]]] = {
+    "rollouts.rollout_id": lambda store, text: store.enqueue_rollouts([NewRollout("t", rollout_id=text)]),
+    "rollouts.run_id": lambda store, text: store.enqueue_rollouts([NewRollout("t", run_id=text)]),
+    "attempts.rollout_id": lambda store, text: store.enqueue_rollouts([NewRollout("t", rollout_id=text)]),
+    "attempts.request_id": lambda store, text: store.dequeue_rollout("w", request_id=text),
+    "calls.id": lambda store, text: store.add_calls([replace(call("r", 0, [1], [2]), id=text)]),
+    "calls.rollout_id": lambda store, text: store.add_calls([replace(call(text, 1, [1], [2]), id=next(fresh))]),
+    "spans.trace_id": lambda store, text: store.add_spans([replace(span("r", 1, start=0.0, end=1.0), trace_id=text)]),
+    "spans.span_id": lambda store, text: store.add_spans([replace(span("r", 1, start=0.0, end=1.0), span_id=text)]),
+    "spans.rollout_id": lambda store, text: store.add_spans([span(text, 2, start=0.0, end=1.0)]),
+    "resources.resources_id": lambda store, text: store.update_resources({}, resources_id=text),
+    "notes.key": lambda store, text: store.put_note(text, 1),
+    "memories.scope": lambda store, text: store.merge_memories(text, 0, [MemoryEntry((), "k", {}, "text")]),
+    "policy_versions.run_id": lambda store, text: store.add_policy_version(text, "policy", 1, 1),
+    "policy_versions.policy": lambda store, text: store.add_policy_version(next(fresh), text, 1, 1),
+    "trained_calls.run_id": lambda store, text: _add_trained(store, text, "r", "c"),
+    "trained_calls.call_id": lambda store, text: _add_trained(store, "run", "r", text),
+    "trained_calls.rollout_id": lambda store, text: _add_trained(store, "run", text, "d"),
+    "runs.run_id": lambda store, text: store.put_run(TrainingRun(text)),
+    "metrics.run_id": lambda store, text: _add_metric(store, text, "m"),
+    "metrics.name": lambda store, text: _add_metric(store, "run", text),
+}
+"""Column -> a write of that text into it."""
+SHORT = {"rollouts.status", "attempts.status"}
+"""Indexed columns whose values are ours."""
+
+
+def test_every_indexed_text_is_written_by_a_row_above() -> None:
+    found = {
+        f"{table.name}.{column.name}"
+        for table in schema.metadata.tables.values()
+        for columns in (table.primary_key.columns, *(index.columns for index in table.indexes))
+        for column in columns
+        if isinstance(column.type, Text)
+    }
+    found |= {
+        f"{table.name}.{column.name}"
+        for table in schema.metadata.tables.values()
+        for column in table.columns
+        if column.unique and isinstance(column.type, Text)
+    }
+    assert found - SHORT == INDEXED.keys()
+
+
+def test_every_store_takes_names_up_to_one_limit_and_says_what_is_longer(store: Store) -> None:
+    async def scenario() -> None:
+        await store.enqueue_rollouts([NewRollout("t")])
+        for column, write in INDEXED.items():
+            await write(store, long_text(codec.KEY_BYTES))
+            await write(store, "ü" * (codec.KEY_BYTES // 2))
+            for text in (long_text(codec.KEY_BYTES + 1), "ü" * (codec.KEY_BYTES // 2) + "x"):
+                with pytest.raises(StoreError) as raised:
+                    await write(store, text)
+                assert "is 1201 bytes long: " in str(raised.value), column
+                assert "it can have at most 1200 bytes" in str(raised.value), column
+
+    asyncio.run(scenario())
+
+
+def test_two_long_names_fit_into_one_index_of_every_store(store: Store) -> None:
+    """An entry of PostgreSQL's index has a limit of its own, for all of its columns together."""
+    one, other = long_text(codec.KEY_BYTES), long_text(codec.KEY_BYTES - 2)
+
+    async def scenario() -> None:
+        await _add_metric(store, one, other)
+        await _add_trained(store, one, "r", other)
+        await store.add_policy_version(one, other, 1, 1)
+        await store.add_spans([replace(span("r", 1, start=0.0, end=1.0), trace_id=one, span_id=other)])
+        assert [m.name for m in await store.query_metrics([one])] == [other]
 
     asyncio.run(scenario())

@@ -35,7 +35,14 @@ from agl.trainer.store.sql.dialect import Dialect
 from agl.trainer.store.sql.postgres import Postgres
 from agl.trainer.store.sql.sqlite import Sqlite
 from agl.trainer.store.sql.store import SqlStore
-from agl.trainer.store.types import ATTEMPT_TERMINAL, ATTEMPT_TRANSITIONS, ROLLOUT_TERMINAL, NewRollout, RolloutConfig
+from agl.trainer.store.types import (
+    ATTEMPT_TERMINAL,
+    ATTEMPT_TRANSITIONS,
+    ROLLOUT_TERMINAL,
+    NewRollout,
+    RolloutConfig,
+    TrainingRun,
+)
 
 DATABASES = ["sqlite", "postgresql"]
 
@@ -300,14 +307,94 @@ def test_a_clock_that_is_set_gives_nothing_up_and_leases_nothing_twice(dialect: 
     asyncio.run(scenario())
 
 
-def test_no_two_moments_are_the_same_and_none_comes_before_another() -> None:
+@pytest.mark.parametrize("jump", [3600.0, -3600.0, -0.5])
+def test_a_moment_is_what_the_clock_says_then_and_no_two_are_the_same(jump: float) -> None:
+    """`updated_at` said when the process had started, plus the time since: a live run had "no heartbeat"."""
     hands = Hands()
     clock = hands.clock()
-    times = [clock.now() for _ in range(1000)]
-    hands.wall -= 3600
-    times += [clock.now() for _ in range(1000)]
-    assert all(a < b for a, b in itertools.pairwise(times))
-    assert times[-1] - times[0] < 1
+    before = [clock.now() for _ in range(1000)]
+    hands.wall += jump
+    after = [clock.now() for _ in range(1000)]
+    for times in (before, after):
+        assert all(a < b for a, b in itertools.pairwise(times))
+    assert len({*before, *after}) == 2000
+    assert before[0] == 1.7e9
+    expected = before[-1] if jump == -0.5 else 1.7e9 + jump
+    assert abs(after[0] - expected) < 0.01
+
+
+@pytest.mark.parametrize("jump", [3600.0 * 6, -3600.0 * 6])
+def test_a_clock_that_is_set_between_a_lease_and_its_heartbeat_ends_nothing(dialect: Dialect, jump: float) -> None:
+    """The difference of the two was taken for the time that the attempt had run."""
+    if isinstance(dialect, Postgres):
+        pytest.skip("its clock is the server's")
+
+    async def scenario() -> None:
+        hands = Hands()
+        store = await SqlStore.open(dialect, hands.clock())
+        limits = RolloutConfig(timeout_seconds=600, unresponsive_seconds=30, max_attempts=1)
+        await store.enqueue_rollouts([NewRollout("t", rollout_id="r", config=limits)])
+        assert await store.dequeue_rollout("w") is not None
+        hands.wall += jump
+        await store.update_attempt("r", 1, "running")
+        late = await SqlStore.open(dialect, hands.clock())
+        for each in (store, late):
+            assert await each.expire_attempts() == []
+            await each.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_time_of_a_database_is_read_again_and_goes_on_by_itself_meanwhile() -> None:
+    hands = Hands()
+    clock = hands.clock()
+    clock.set(5e8)
+    assert not clock.is_stale
+    hands.wall += 3600
+    hands.steady += 9.0
+    assert clock.now() == 5e8 + 9.0, "this machine's clock is none of its business"
+    assert not clock.is_stale
+    hands.steady += 2.0
+    assert clock.is_stale
+    clock.set(6e8)
+    assert clock.now() == 6e8
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_nothing_ends_before_it_began(dialect: Dialect, jump: float) -> None:
+    if isinstance(dialect, Postgres):
+        pytest.skip("its clock is the server's")
+
+    async def scenario() -> None:
+        hands = Hands()
+        store = await SqlStore.open(dialect, hands.clock())
+        ways = ("succeeded", "failed", "cancelled", "set", "expired")
+        limits = RolloutConfig(timeout_seconds=600, max_attempts=1)
+        await store.enqueue_rollouts([NewRollout(way, rollout_id=way, config=limits) for way in ways])
+        for _ in ways:
+            assert await store.dequeue_rollout("w") is not None
+        assert await store.expire_attempts() == []
+        await store.put_run(TrainingRun("run"))
+        hands.wall += jump
+        hands.go_on(5)
+        await store.update_attempt("succeeded", 1, "succeeded")
+        await store.update_attempt("failed", 1, "failed")
+        await store.cancel_rollouts(["cancelled"])
+        await store.update_rollout("set", {"status": "cancelled"})
+        hands.go_on(700)
+        assert {a.rollout_id for a in await store.expire_attempts()} == {"set", "expired"}
+        for rollout in await store.query_rollouts():
+            assert rollout.ended_at is not None
+            assert rollout.ended_at >= rollout.created_at
+            for attempt in await store.query_attempts(rollout.rollout_id):
+                assert attempt.ended_at is not None
+                assert attempt.ended_at >= attempt.started_at
+        await store.add_metrics("run", 1, {"a": 1.0})
+        [run] = await store.query_runs()
+        assert abs(run.updated_at - hands.wall) < 1, "a live run would have no heartbeat"
+        await store.close()
+
+    asyncio.run(scenario())
 
 
 # -- a disk that is full ------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _request(connection: socket.socket) -> bytes:
         received += chunk
     head = bytes(received).split(b"\r\n\r\n", 1)[0]
     lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-    size = len(head) + 4 + int(lengths[0].partition(b":")[2])
+    size = len(head) + 4 + (int(lengths[0].partition(b":")[2]) if lengths else 0)
     while len(received) < size:
         received += connection.recv(65536)
     return bytes(received)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 from openai import AsyncOpenAI
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of
 
@@ -45,12 +47,20 @@ class Process:
     def register(self, gateway: Gateway) -> None:
         gateway.serve("policy", self.engine, rendering_of(quick_tokenizer()))
 
+    async def start(self) -> None:
+        await self.workplace.start(lambda mode: SamplingRules(max_tokens=8), "policy", register=self.register)
+
     async def rollouts(
-        self, tasks: list[Any], step: int, taken_up: int | None = None, **resumed: Any
+        self, tasks: list[Any], step: int, taken_up: int | None = None, *, started_first: bool = False, **resumed: Any
     ) -> list[RolloutResult]:
+        if started_first:
+            await self.start()
+            # Workers that find something to do begin at once.
+            await asyncio.sleep(0.2)
         if taken_up is not None:
             await self.workplace.resume_from(taken_up, {"policy": self.engine.version}, **resumed)
-        await self.workplace.start(lambda mode: SamplingRules(max_tokens=8), "policy", register=self.register)
+        if not started_first:
+            await self.start()
         try:
             return await self.workplace.rollouts([*enumerate(tasks)], mode="train", step=step, group_size=2)
         finally:
@@ -76,6 +86,21 @@ async def test_what_had_ended_is_not_run_again(tmp_path: Path) -> None:
     assert (await store.get_rollout(unfinished.rollout_id)).status == "cancelled"
     rollouts = await store.query_rollouts(run_id="run-1", status=["succeeded"])
     assert len({(r.step, r.index) for r in rollouts}) == len(rollouts) == 6
+    await store.close()
+
+
+@pytest.mark.parametrize("started_first", [False, True], ids=["taken up first", "started first"])
+@in_loop
+async def test_workers_lease_nothing_that_was_left_whatever_comes_first(started_first: bool, tmp_path: Path) -> None:
+    """`agl eval --resume` started its workers first: they leased what was cancelled a moment later."""
+    store = await open_store(str(tmp_path / "s.db"))
+    left = await store.enqueue_rollouts([NewRollout(TASKS[i % 3], run_id="run-1", step=0, index=i) for i in range(12)])
+    await store.dequeue_rollout("killed", run_id="run-1")
+    again = Process(store, tmp_path, resume=True)
+    results = await again.rollouts(TASKS, step=0, taken_up=0, started_first=started_first)
+    assert [r.error for r in results] == [None] * 6
+    assert len(again.engine.asked) == 6, "what was left was run, too"
+    assert {(await store.get_rollout(r.rollout_id)).status for r in left} == {"cancelled"}
     await store.close()
 
 

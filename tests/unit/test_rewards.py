@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import decimal
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 import agl
 from agl import semconv, tracing
-from agl.errors import RewardError
+from agl.errors import ConfigError, RewardError
 from agl.mdp.builder import build_trajectory
 from agl.mdp.selection import select
 from agl.mdp.span_index import SpanIndex
@@ -24,6 +25,30 @@ from agl.mdp.types import Call, Reward, float_array, int_array
 from agl.rewards import as_rewards
 from agl.tracing.context import RolloutContext
 from agl.tracing.threads import carried_across_threads
+
+
+@pytest.mark.parametrize("name", ["x" * 257, "ü" * 129, "a name " * 2000])
+@pytest.mark.parametrize("way", ["emitted", "emitted for an agent", "returned", "made"])
+def test_a_name_that_is_too_long_is_said_where_it_is_given(name: str, way: str) -> None:
+    ways: dict[str, Callable[[str], Any]] = {
+        "emitted": lambda text: agl.emit_reward({text: 1.0}),
+        "emitted for an agent": lambda text: agl.emit_reward(1.0, agent=text),
+        "returned": lambda text: as_rewards({"reward": 1.0, text: 2.0}, rollout="r"),
+        "made": lambda text: Reward(text, 1.0),
+    }
+    with tracing.running(context := rollout()):
+        ways[way]("ü" * 128)
+        emitted = len(context.spans)
+        size = len(name.encode())
+        with pytest.raises(RewardError, match=rf"is {size} bytes long: .* \.\.\.(.|\n)*at most 256 bytes"):
+            ways[way](name)
+        assert len(context.spans) == emitted
+
+
+def test_a_policys_name_that_is_too_long_is_refused() -> None:
+    assert select({"a": "p" * 256}).policies == ("p" * 256,)
+    with pytest.raises(ConfigError, match=r"a policy in agents= is 257 bytes long"):
+        select({"a": "p" * 257})
 
 
 @pytest.mark.parametrize(

@@ -216,3 +216,29 @@ def test_a_run_on_the_users_own_loop_ends_too(number: signal.Signals, tmp_path: 
         asyncio.run(trainer.fit_async(agl.rollout(waits), ["a"]))
     with sqlite3.connect(tmp_path / "run.db") as database:
         assert database.execute("SELECT status FROM runs").fetchall() == [("stopped",)]
+
+
+AGAIN = """
+import os, signal, sys
+from agl.stop_signals import end_when_stopped, stop_signals_to
+
+number = signal.Signals(int(sys.argv[1]))
+if sys.argv[2] == "ends":
+    end_when_stopped()
+received = []
+with stop_signals_to(received.append):
+    os.kill(os.getpid(), number)
+assert received == [number]
+os.kill(os.getpid(), number)
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("kind", ["ends", "goes on"])
+def test_a_command_that_is_stopped_twice_ends_as_if_it_was_stopped_once(number: signal.Signals, kind: str) -> None:
+    """A second SIGTERM a moment after the end of a runner ended it by the signal, -15. Other programs go on."""
+    words = [sys.executable, "-c", AGAIN, str(int(number)), kind]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == (0 if kind == "ends" else -number), ran.stderr
+    assert ran.stdout == ("ended\n" if kind == "ends" else "")

@@ -83,14 +83,14 @@ class Baseline:
                 policy.serve(gateway, name)
 
         try:
+            if run.resume:
+                await workplace.resume_from(0, {name: policy.version for name, policy in policies.items()})
             await workplace.start(
                 lambda mode: SamplingRules(temperature=self.temperature, max_tokens=self.max_response_tokens),
                 next(iter(policies), ""),
                 register=register,
                 routed=bool(policies),
             )
-            if run.resume:
-                await workplace.resume_from(0, {name: policy.version for name, policy in policies.items()})
             entry: dict[str, Any] = {"step": 0}
             if train:
                 entry |= await _rewards(workplace, "train", "dev", train, repeats)

@@ -15,9 +15,11 @@ def main() -> None:
     except ImportError:
         sys.exit(f"the command line needs more than the core; {install_line('local')}")
     from agl.errors import AglError
+    from agl.stop_signals import end_when_stopped
     from agl.trainer.cli.app import app
     from agl.trainer.cli.options import json_alone, with_json
 
+    end_when_stopped()
     arguments, alone = with_json(sys.argv[1:])
     try:
         with json_alone() if alone else nullcontext():

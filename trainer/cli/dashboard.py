@@ -35,20 +35,23 @@ def dashboard(
     keys = Keys.find(key_file)
     keep_secrets()
 
+    def show(url: str) -> None:
+        page = link(url, keys.minted)
+        write_json(json_file, {"url": url, "link": page, "stores": [source.name for source in sources]})
+        if not quiet:
+            for source in sources:
+                typer.echo(printable(f"shows   {source.name}"))
+            typer.echo(f"open    {page}")
+            if keys.minted is None:
+                typer.echo("key     the operator's; the page asks for it, or takes it from the link: /#key=KEY")
+        if open_browser:
+            webbrowser.open(page)
+
     async def serve() -> None:
-        stop = stop_event()
-        async with serving(sources, keys, host=host, port=port) as url:
-            page = link(url, keys.minted)
-            write_json(json_file, {"url": url, "link": page, "stores": [source.name for source in sources]})
-            if not quiet:
-                for source in sources:
-                    typer.echo(printable(f"shows   {source.name}"))
-                typer.echo(f"open    {page}")
-                if keys.minted is None:
-                    typer.echo("key     the operator's; the page asks for it, or takes it from the link: /#key=KEY")
-            if open_browser:
-                webbrowser.open(page)
-            await stop.wait()
+        with stop_event() as stop:
+            async with serving(sources, keys, host=host, port=port) as url:
+                show(url)
+                await stop.wait()
 
     asyncio.run(serve())
 

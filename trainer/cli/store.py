@@ -46,30 +46,35 @@ async def _serve(db: str, host: str, port: int, key_file: Path | None, json_file
     keys = Keys.find(key_file)
     keys.check_host(host)
     keep_secrets()
-    stop = stop_event()
-    opened = await open_store(db)
-    coordinator = StoreCoordinator.of_store(opened)
-    routes = [*coordinator.routes(keys), *ui_routes(opened, split_key(db)[0], keys)]
-    server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=routes)
-    try:
-        url = await server.start()
-        facts = {"url": url, "traces": f"{url}/v1/traces", "db": split_key(db)[0], "keys": keys.minted is None}
-        write_json(json_file, facts)
-        typer.echo(printable(f"store   {facts['db']}"))
-        typer.echo(f"listens {url}")
-        if keys.minted is not None:
-            typer.echo(
-                f"key     {keys.minted}  (yours on this machine find it; elsewhere: {with_key(url, keys.minted)})"
-            )
-        typer.echo(f"spans   {facts['traces']}")
-        typer.echo(f"page    {link(f'{url}/ui', keys.minted)}")
-        # Else every full collection visits the libraries' objects, which stops all requests for 50 ms.
-        gc.freeze()
-        await stop.wait()
-    finally:
-        await coordinator.stop()
-        await server.stop()
-        await opened.close()
+    with stop_event() as stop:
+        opened = await open_store(db)
+        coordinator = StoreCoordinator.of_store(opened)
+        routes = [*coordinator.routes(keys), *ui_routes(opened, split_key(db)[0], keys)]
+        server = StoreServer(opened, host=host, port=port, keys=keys, extra_routes=routes)
+        try:
+            url = await server.start()
+            facts = {"url": url, "traces": f"{url}/v1/traces", "db": split_key(db)[0], "keys": keys.minted is None}
+            write_json(json_file, facts)
+            typer.echo(printable(f"store   {facts['db']}"))
+            typer.echo(f"listens {url}")
+            if keys.minted is not None:
+                typer.echo(
+                    f"key     {keys.minted}  (yours on this machine find it; elsewhere: {with_key(url, keys.minted)})"
+                )
+            typer.echo(f"spans   {facts['traces']}")
+            typer.echo(f"page    {link(f'{url}/ui', keys.minted)}")
+            # Else every full collection visits the libraries' objects, which stops all requests for 50 ms.
+            gc.freeze()
+            waits = [asyncio.ensure_future(wait) for wait in (stop.wait(), coordinator.gone())]
+            ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            for wait in ended:
+                wait.result()
+        finally:
+            await coordinator.stop()
+            await server.stop()
+            await opened.close()
 
 
 @app.command(epilog="Example: agl store prune --older-than 30d")

@@ -226,7 +226,7 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
 
 def _call(report: CallReport, position: int, skipped: int, tokens: Sequence[Any]) -> dict[str, Any]:
     call = report.call
-    times = {"position": position, "span_id": call.span_id, "seconds": call.ended_at - call.started_at}
+    times = {"position": position, "span_id": call.span_id, "seconds": call.seconds}
     return shown(report.facts() | times) | {
         "rewards": [shown(asdict(reward), SHORT_TEXT) for reward in report.rewards],
         "first_token": skipped,

@@ -187,7 +187,7 @@ def _evaluated(summary: RolloutSummary, spans: Sequence[Span], is_success: IsSuc
             "calls": of_attempt["calls"],
             "tokens": of_attempt["output_tokens"] or 0,
             "tools": of_attempt["tools"],
-            "seconds": root.end - root.start if root is not None else 0.0,
+            "seconds": root.seconds if root is not None else 0.0,
             **({} if cost is None else {"cost_usd": cost}),
         },
         dict(agents),

@@ -83,7 +83,7 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
     table.add_column("task", overflow="ellipsis", no_wrap=True, ratio=1)
     for r in rollouts[-limit:]:
         step = "" if r.step is None else str(r.step + 1 if r.mode == "train" else r.step)
-        took = "" if r.ended_at is None else f"{r.ended_at - r.created_at:.1f} s"
+        took = "" if r.ended_at is None else f"{max(0.0, r.ended_at - r.created_at):.1f} s"
         status = r.status if r.attempts < 2 else f"{r.status} ({r.attempts} attempts)"
         started = time.strftime("%m-%d %H:%M:%S", time.localtime(r.created_at))
         color = {"succeeded": "green", "failed": "red"}.get(r.status, "")

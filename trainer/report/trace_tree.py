@@ -101,7 +101,7 @@ def line(span: Span, within: str | None = None) -> Text:
         text.append(f"  {_short(str(span.agent))}", style="cyan")
     if span.operation == semconv.CHAT and facts.get(semconv.ROUTED):
         text.append("  policy", style="green")
-    duration = f"  {'<' if facts.get(semconv.INFERRED) else ''}{_seconds(span.end - span.start)}"
+    duration = f"  {'<' if facts.get(semconv.INFERRED) else ''}{_seconds(span.seconds)}"
     if span.operation in (semconv.CHAT, semconv.EXECUTE_TOOL, semconv.INVOKE_AGENT):
         text.append(duration, style="dim")
     if (sampled := facts.get(semconv.OUTPUT_TOKENS)) is not None:

@@ -86,7 +86,8 @@ class Recorder:
         """The run is over. Where it did not succeed, a store that cannot be written is noted only. Without `content`,
         the type of the error alone is recorded."""
         reason = None if error is None else described(error, content=content)
-        self.run = replace(self.run, status=status, error=reason, ended_at=time.time())
+        # The clock may have been set back since it began.
+        self.run = replace(self.run, status=status, error=reason, ended_at=max(time.time(), self.run.created_at))
         try:
             await self.store.put_run(self.run)
         except StoreError as failed:

@@ -1,4 +1,5 @@
-"""Rollouts that a stopped run has left in the store: those that still count are reused, the others are cancelled."""
+"""Rollouts that a stopped run has left in the store: those that still count are reused; a run that is resumed cancels
+the others before it has workers."""
 
 from __future__ import annotations
 
@@ -66,8 +67,8 @@ async def reconcile(
     max_staleness: int = 0,
     first: int | None = None,
 ) -> ResumableRollouts:
-    """Bring the store in line with the weights that a run resumes with: unfinished rollouts are cancelled, and calls
-    that were trained in later steps are recorded as not trained.
+    """Bring the store in line with the weights that a run resumes with: calls that were trained in later steps are
+    recorded as not trained.
 
     Args:
         step: how many steps are done in those weights. versions: of those weights, by policy.
@@ -76,7 +77,6 @@ async def reconcile(
         first: the earliest step among them; None = `step`.
     """
     resumable = ResumableRollouts(store, selection, versions, max_staleness)
-    await _cancel_unfinished(store, run_id)
     reason = f"the run was stopped, and resumes from step {step}"
     for later in itertools.count(step if first is None else first):
         rollouts = await store.query_rollouts(run_id=run_id, step=later)
@@ -99,9 +99,8 @@ async def reconcile(
 
 async def replayable(store: Store, run_id: str, selection: Selection, recorded: int) -> ResumableRollouts:
     """Every rollout of a run without policies that had succeeded, and those that had failed in the first `recorded`
-    steps of its history; unfinished ones are cancelled. A run that failures have ended tries those again."""
+    steps of its history. A run that failures have ended tries those again."""
     resumable = ResumableRollouts(store, selection, {})
-    await _cancel_unfinished(store, run_id)
     for rollout in await store.query_rollouts(run_id=run_id, status=["succeeded", "failed"]):
         # The entry of a training step counts it as done.
         entry = (rollout.step or 0) + (rollout.mode == "train")
@@ -110,7 +109,8 @@ async def replayable(store: Store, run_id: str, selection: Selection, recorded: 
     return resumable
 
 
-async def _cancel_unfinished(store: Rollouts, run_id: str) -> None:
+async def cancel_unfinished(store: Rollouts, run_id: str) -> None:
+    """Cancel the rollouts of a run that have not ended, which nobody waits for."""
     unfinished = await store.query_rollouts(run_id=run_id, status=["queuing", "preparing", "running"])
     if unfinished:
         await store.cancel_rollouts([r.rollout_id for r in unfinished])

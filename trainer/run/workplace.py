@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.routing import Route
 
-from agl.errors import ConfigError, MainThreadError, StoreError
+from agl.errors import ConfigError, MainThreadError, StoreError, StoreGoneError
 from agl.rewards.air import rule_set
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.gateway.gateway import Gateway
@@ -25,7 +26,7 @@ from agl.trainer.run.faults import score_faults
 from agl.trainer.run.group_reward import score_group
 from agl.trainer.run.memory import RunMemory, require_content
 from agl.trainer.run.results import require_some
-from agl.trainer.run.resume import ResumableRollouts, reconcile, replayable
+from agl.trainer.run.resume import ResumableRollouts, cancel_unfinished, reconcile, replayable
 from agl.trainer.run.run import Endpoint, Run
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.lease_guard import LeaseGuard
@@ -37,6 +38,8 @@ from agl.trainer.runners.remote.runner import RemoteRunner
 from agl.trainer.runners.remote.serialization import selection_to_json
 from agl.trainer.store.types import Mode, NewRollout, RolloutConfig, new_rollout_id
 
+log = logging.getLogger("agl")
+
 
 def seed_of(*parts: object) -> int:
     """A 62-bit seed from any parts, the same in every process."""
@@ -44,6 +47,8 @@ def seed_of(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 2
 
 
+STORE_CHECK_SECONDS = 2.0
+"""How often a run looks whether its store is still there, whoever writes to it."""
 TRIES = 3
 """Rollouts that fail alike before a run has begun, which end it."""
 
@@ -69,6 +74,7 @@ class Workplace:
         self._coordinator: RunCoordinator | None = None
         self._runner: Runner | None = None
         self._cluster: Any = None
+        self._store_check: asyncio.Task[None] | None = None
         self._pending: dict[str, asyncio.Future[RolloutResult]] = {}
         self._abandoned: list[str] = []
         self._failure: BaseException | None = None
@@ -87,7 +93,7 @@ class Workplace:
         gateways: int = 1,
         try_first: bool = False,
     ) -> None:
-        """Start the gateway and the workers.
+        """Start the gateway and the workers. Of a run that is resumed, what was left unfinished is cancelled first.
 
         Args:
             rules: mode -> the trainer's sampling rules. model: the policy's name for agents.
@@ -101,6 +107,9 @@ class Workplace:
         run, config = self.run, self.run.config
         self._proven = not try_first
         try:
+            if run.resume:
+                # Workers would lease what a stopped run has left in the queue.
+                await cancel_unfinished(run.store, run.run_id)
             memory = self._remembered()
             if memory is not None:
                 await memory.begin()
@@ -163,6 +172,7 @@ class Workplace:
                     await gateway.start(host=where.hostname or config.host, port=port)
             self._runner = self._make_runner(coordinator, url, worker_key)
             await self._runner.start()
+            self._store_check = asyncio.ensure_future(self._check_store())
         except BaseException:
             await self.stop()
             raise
@@ -234,7 +244,7 @@ class Workplace:
         """Continue a stopped run: `step` steps are done, in the weights of these versions.
 
         Rollouts of the next step that had ended are not run again, if their weights are at most `max_staleness` updates
-        older; unfinished ones are cancelled.
+        older. Before or after `start`, which cancels unfinished ones.
 
         Args:
             sampled: whether each step has rollouts. first: as for `reconcile`.
@@ -263,7 +273,8 @@ class Workplace:
 
     async def replay(self, recorded: int) -> None:
         """Continue a stopped run that trains nothing by doing everything again: a rollout that had ended is not run
-        again, nor is one that had failed in the first `recorded` steps of the history."""
+        again, nor is one that had failed in the first `recorded` steps of the history. As `resume_from`, before or
+        after `start`."""
         if (memory := self._remembered()) is not None:
             await memory.revert(0)
         self._resumable = await replayable(self.run.store, self.run.run_id, self.run.config.selection, recorded)
@@ -274,6 +285,10 @@ class Workplace:
 
     async def stop(self) -> None:
         """End the workers and the gateway; open rollouts are cancelled in the store."""
+        if self._store_check is not None:
+            self._store_check.cancel()
+            await asyncio.gather(self._store_check, return_exceptions=True)
+            self._store_check = None
         if self._runner is not None:
             await self._runner.stop()
         if self._coordinator is not None:
@@ -457,6 +472,18 @@ class Workplace:
             if not future.done():
                 self._abandoned.append(rollout_id)
                 future.set_exception(error)
+
+    async def _check_store(self) -> None:
+        """End the run when its store is gone: workers that report would try again, and nobody would be told."""
+        while True:
+            await asyncio.sleep(STORE_CHECK_SECONDS)
+            try:
+                await self.run.store.query_runs(run_ids=[self.run.run_id], limit=1)
+            except StoreGoneError as error:
+                self.fail(error)
+                return
+            except StoreError as error:
+                log.debug("the store: %s", error)
 
     def _remembered(self) -> RunMemory | None:
         """The memory of the agent; its run's id is known once a checkpoint was read."""

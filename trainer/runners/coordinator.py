@@ -67,15 +67,16 @@ _REFUSAL_SECONDS = 0.5
 """How long the answer to a worker that gets no lease is delayed."""
 GRACE_SECONDS = 5.0
 """How long after its limit an attempt may take to report that it timed out."""
-_NOT_BEGUN = "its worker left before it began"
+GIVE_BACK_SECONDS = 2.0
+"""How long a coordinator that ends tries to give back what nobody has received."""
 
 
 @dataclass(eq=False)
 class _OpenLease:
     """A lease that a worker holds. `started` and `last_heartbeat` are times of the monotonic clock.
 
-    `begun`: whether a heartbeat has come. `lost`: why its calls are unknown, if they are. `delivered`: spans that came
-    before its report.
+    `request_id`: of the worker's request at the store. `begun`: whether a heartbeat has come. `lost`: why its calls are
+    unknown, if they are. `delivered`: spans that came before its report.
     """
 
     lease: Lease
@@ -83,6 +84,7 @@ class _OpenLease:
     started: float
     last_heartbeat: float
     lock: asyncio.Lock
+    request_id: str = ""
     begun: bool = False
     calls: list[Call] | None = None
     lost: GatewayError | None = None
@@ -137,6 +139,7 @@ class RunCoordinator:
         self._repeats = Repeats()
         self._failures: dict[str, list[Failure]] = defaultdict(list)
         self._lease_tasks: dict[asyncio.Task[Any], str] = {}
+        self._give_backs: set[asyncio.Task[None]] = set()
         self._open: dict[tuple[str, int], _OpenLease] = {}
         self._lost: dict[str, float] = {}
         self._dismissed: set[str] = set()
@@ -159,31 +162,69 @@ class RunCoordinator:
         if (pause := self._pause(worker_id)) > 0:
             await asyncio.sleep(min(wait, pause))
             return None
-        request_id = None if self.guard is None else uuid.uuid4().hex
+        request_id = uuid.uuid4().hex
         self._lease_tasks[this] = worker_id
         try:
             attempted_rollout = await self.store.dequeue_rollout(
                 worker_id, run_id=self.run_id, wait=wait, request_id=request_id
             )
+        except BaseException:
+            # The answer was lost, perhaps that of a lease. The rollouts of a run that ends are cancelled.
+            if not self._stopped:
+                self._give_back(request_id)
+            raise
         finally:
             self._lease_tasks.pop(this, None)
         if attempted_rollout is None:
             return None
         rollout_id = attempted_rollout.rollout.rollout_id
-        if request_id is not None and not self._is_proven(worker_id) and self._is_kept(rollout_id):
-            await self.store.give_back(request_id)
+        if not self._is_proven(worker_id) and self._is_kept(rollout_id):
+            self._give_back(request_id)
             return None
         self._lost.pop(rollout_id, None)
-        opening = asyncio.ensure_future(self.open(attempted_rollout, worker_id))
+        opening = asyncio.ensure_future(self.open(attempted_rollout, worker_id, request_id))
         try:
             lease = await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            await self.abandon(await opening, _NOT_BEGUN)
+        except BaseException:
+            self._give_back(request_id, opening)
             raise
         if self._is_dismissed(worker_id):
-            await self.abandon(lease, _NOT_BEGUN)
+            self._give_back(request_id, opening)
             return None
         return lease
+
+    async def give_back(self, lease: Lease) -> None:
+        """Undo a lease that its worker has not received; it costs its rollout no attempt."""
+        entry = self._open.get(lease.id)
+        if entry is not None:
+            await self.close(lease)
+            self._give_back(entry.request_id)
+
+    def _give_back(self, request_id: str, opening: asyncio.Task[Lease] | None = None) -> None:
+        """Begin to undo the lease of a request that no worker gets an answer to, if there is one.
+
+        Args:
+            opening: what opens its attempt.
+        """
+        task = asyncio.ensure_future(self._undo(request_id, opening))
+        self._give_backs.add(task)
+        task.add_done_callback(self._give_backs.discard)
+
+    async def _undo(self, request_id: str, opening: asyncio.Task[Lease] | None) -> None:
+        if opening is not None:
+            await asyncio.wait((opening,))
+            if not opening.cancelled() and opening.exception() is None:
+                await self.close(opening.result())
+        warned = False
+        while True:
+            try:
+                await self.store.give_back(request_id, begun=True)
+                return
+            except AglError as error:
+                if not warned:
+                    warned = True
+                    log.warning("a rollout whose lease failed cannot be given back yet: %s", error)
+            await asyncio.sleep(CHECK_SECONDS)
 
     def _pause(self, worker_id: str) -> float:
         """Seconds for which a worker gets no lease: it lost one, or it has or awaits one without having reported yet,
@@ -214,8 +255,8 @@ class RunCoordinator:
             and guard.is_one_proven(self._busy_workers())
         )
 
-    async def open(self, attempted_rollout: AttemptedRollout, worker_id: str) -> Lease:
-        """The lease of an attempt that was dequeued from the store."""
+    async def open(self, attempted_rollout: AttemptedRollout, worker_id: str, request_id: str = "") -> Lease:
+        """The lease of an attempt that was dequeued from the store by this request. If that fails, nothing is open."""
         rollout, attempt = attempted_rollout.rollout, attempted_rollout.attempt.attempt
         now = time.monotonic()
         resources = await self._resources(rollout)
@@ -243,8 +284,12 @@ class RunCoordinator:
             lease = replace(
                 lease, gateway=access.base_url, port=access.port, url=access.url, key=key, sampling=sampling
             )
-        self._open[lease.id] = _OpenLease(lease, worker_id, now, now, asyncio.Lock())
-        await self.store.update_attempt(rollout.rollout_id, attempt, "running")
+        self._open[lease.id] = _OpenLease(lease, worker_id, now, now, asyncio.Lock(), request_id)
+        try:
+            await self.store.update_attempt(rollout.rollout_id, attempt, "running")
+        except BaseException:
+            await self.close(lease)
+            raise
         return lease
 
     async def find(self, rollout_id: str, attempt: int, secrets: Sequence[str]) -> Lease:
@@ -370,6 +415,10 @@ class RunCoordinator:
             self._watch_task.cancel()
             await asyncio.gather(self._watch_task, return_exceptions=True)
             self._watch_task = None
+        if self._give_backs:
+            _, unfinished = await asyncio.wait(self._give_backs, timeout=GIVE_BACK_SECONDS)
+            for task in unfinished:
+                task.cancel()
         for entry in list(self._open.values()):
             await self.close(entry.lease)
         if self._prompt_use is not None and self._prompt_use.counted:

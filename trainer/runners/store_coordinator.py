@@ -9,7 +9,7 @@ import time
 
 from starlette.routing import Route
 
-from agl.errors import AglError
+from agl.errors import AglError, StoreGoneError
 from agl.mdp.selection import select
 from agl.trainer.http.auth import Keys
 from agl.trainer.runners.coordinator import RunCoordinator
@@ -36,6 +36,14 @@ class StoreCoordinator:
         self.coordinator, self.silent_seconds = coordinator, silent_seconds
         coordinator.watch()
         self._tasks = [asyncio.ensure_future(work) for work in (self._give_up_lost(), self._expire())]
+
+    async def gone(self) -> None:
+        """Wait until the store is gone.
+
+        Raises:
+            StoreGoneError: it is.
+        """
+        await asyncio.shield(self._tasks[-1])
 
     @classmethod
     def of_store(cls, store: Store, silent_seconds: float = SILENT_SECONDS) -> StoreCoordinator:
@@ -79,7 +87,7 @@ class StoreCoordinator:
                 lost = [a for a in attempts if (a.rollout_id, a.attempt) in earlier]
                 if not lost:
                     return
-                ages = observer.look((a.rollout_id, a.attempt, a.started_at, a.last_heartbeat_at) for a in lost)
+                ages = observer.look((a.rollout_id, a.attempt, a.last_heartbeat_at) for a in lost)
                 for key, (_, silence) in ages.items():
                     if silence > self.silent_seconds:
                         why = "its runner was not heard of since the server was restarted"
@@ -99,5 +107,7 @@ class StoreCoordinator:
                         attempt.status,
                         attempt.error,
                     )
+            except StoreGoneError:
+                raise
             except AglError as error:
                 log.warning("cannot look for attempts past their limits: %s", error)

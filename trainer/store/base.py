@@ -63,8 +63,12 @@ class Rollouts(Protocol):
         attempt."""
         ...
 
-    async def give_back(self, request_id: str) -> None:
-        """Undo the lease of a request whose caller has gone. No effect without one, or if its attempt has moved on."""
+    async def give_back(self, request_id: str, *, begun: bool = False) -> None:
+        """Undo the lease of a request whose caller has gone. No effect without one, or if its attempt has moved on.
+
+        Args:
+            begun: also undo an attempt that is "running" already, for a caller that knows that nobody works on it.
+        """
         ...
 
     async def update_attempt(

@@ -177,7 +177,7 @@ class LightningStore:
             "total_spans": counts["spans"],
             "total_resources": counts["resources"],
             "total_workers": len(workers),
-            "uptime": time.time() - self._opened_at,
+            "uptime": max(0.0, time.time() - self._opened_at),
             **by_status,
         }  # type: ignore[return-value]
 
@@ -841,7 +841,7 @@ class LightningStoreClient(LightningStore):
         own, notes = await asyncio.gather(super().statistics(), self.agl_store.query_notes(_SERVER))
         served = notes.get(_SERVER)
         if served is not None:
-            own.update(name=served["name"], uptime=time.time() - served["opened_at"])
+            own.update(name=served["name"], uptime=max(0.0, time.time() - served["opened_at"]))
         return own
 
     def _refuse_none(self, **values: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from agl import semconv, tracing
 from agl.agents.registry import ImportedFrameworks
 from agl.errors import ConfigError
+from agl.mdp.order import next_number
 from agl.mdp.selection import select
 from agl.messages import write
 from agl.rewards.trace import Trace as Attempt
@@ -140,7 +141,7 @@ class AgentRun:
         self.collector, self.agent_id, self.scope, self.own = collector, agent_id, scope, own
         self.trace_id = trace_id(scope.rollout.rollout_id, None if scope.parent is None else scope.span_id)
         self._inside: tracing.Scope | None = scope
-        self._began = time.time()
+        self._first = next_number()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -203,8 +204,8 @@ class AgentRun:
     @property
     def asked_a_model(self) -> bool:
         """Whether an LLM call was recorded in the run."""
-        mine = [s for s in list(self.scope.rollout.spans) if s.agent == self.scope.agent and s.start >= self._began]
-        return any(s.operation == semconv.CHAT for s in mine)
+        mine = [s for s in list(self.scope.rollout.spans) if s.agent == self.scope.agent]
+        return any(s.operation == semconv.CHAT and (s.sequence or 0) >= self._first for s in mine)
 
     def _reward(self, span: RewardSpan) -> dict[str, Any]:
         return {

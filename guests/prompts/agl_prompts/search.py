@@ -99,9 +99,9 @@ class PromptSearch(ABC):
         await run.begin(None, done)
         workplace = Workplace(run)
         try:
-            await workplace.start(lambda mode: SamplingRules(), "", routed=False)
             if run.resume:
                 await workplace.replay(done)
+            await workplace.start(lambda mode: SamplingRules(), "", routed=False)
             work = Search(workplace, done)
             await work.find_components()
             settings = {

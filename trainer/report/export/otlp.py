@@ -119,7 +119,7 @@ def readable(span: Span, resource: Resource) -> ReadableSpan:
         # In OpenTelemetry only errors have a description.
         status=Status(status, _utf8(span.status_message or "") or None if status is StatusCode.ERROR else None),
         start_time=_nanos(span.start),
-        end_time=_nanos(span.end),
+        end_time=_nanos(max(span.start, span.end)),
         instrumentation_scope=InstrumentationScope("agl"),
     )
 

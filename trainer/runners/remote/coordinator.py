@@ -72,7 +72,7 @@ def coordinator_routes(
             with contextlib.suppress(asyncio.CancelledError, StoreError):
                 lease = await task
                 if lease is not None and coordinator is not None:
-                    await coordinator.abandon(lease, "its worker left before it began")
+                    await coordinator.give_back(lease)
 
     async def call(request: Request, method: Method, arguments: dict[str, Any]) -> Any:
         if method.name in ("lease", "forget"):

@@ -280,7 +280,8 @@ def _span(span: Any) -> Span:
         attempt=0,
         name=span.name,
         start=span.start_time_unix_nano / 1e9,
-        end=span.end_time_unix_nano / 1e9,
+        # Its sender's clock may have been set back meanwhile.
+        end=max(span.start_time_unix_nano, span.end_time_unix_nano) / 1e9,
         status=_STATUSES[span.status.code] if 0 <= span.status.code < len(_STATUSES) else "unset",
         status_message=span.status.message or None,
         attributes=_attributes(span.attributes),

@@ -202,6 +202,8 @@ class StoreRoutes:
             return
         if method.name not in protocol.RUNNER_METHODS:
             raise Refused(403, f"a runner's key is not good for {method.name}", "forbidden")
+        if arguments.get("begun"):
+            raise Refused(403, "a runner's key is not good for giving back what has begun", "forbidden")
         written = {(w.rollout_id, w.attempt) for name in ("calls", "spans") for w in arguments.get(name) or ()}
         named = set(written)
         if method.name in ("update_attempt", "heartbeat"):

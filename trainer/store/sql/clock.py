@@ -1,4 +1,7 @@
-"""Time in the store: a clock that never jumps, and the ages of attempts as this process observes them."""
+"""Time in the store: the moment for labels, and the ages of attempts as this process observes them.
+
+A label is what the wall clock says at that moment, also after it was set. Nothing is expired or subtracted by it.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 _TICK: Final = 1e-6
+_STEP: Final = 1.0
+"""A clock that was set back by less than this many seconds stands still meanwhile."""
+STALE_SECONDS: Final = 10.0
+"""How long the time of a database is advanced by this process, before it is read again."""
 
 
 class Clock:
-    """Seconds since the epoch, read once from the database or this machine and then advanced by a monotonic counter.
-
-    Setting the machine's clock has no effect. No two calls return the same time.
+    """Seconds since the epoch, by the database's clock or by this machine's. Two calls return different times.
 
     Args:
         wall: seconds since the epoch. steady: monotonic seconds since any moment.
@@ -23,18 +28,27 @@ class Clock:
     def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
         self._wall, self.steady = wall, steady
         self._lock = threading.Lock()
+        self._last = 0.0
         self.set(None)
 
     def set(self, now: float | None) -> None:
-        """Continue from `now`; None for the time of this machine's clock."""
+        """Continue from the database's time; None to follow this machine's clock."""
         with self._lock:
-            self._ahead = (self._wall() if now is None else now) - self.steady()
-            self._last = 0.0
+            self._read_at = self.steady()
+            self._ahead = None if now is None else now - self._read_at
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the database's time is to be read again: its clock may have been set."""
+        return self._ahead is not None and self.steady() - self._read_at > STALE_SECONDS
 
     def now(self) -> float:
         with self._lock:
-            self._last = max(self.steady() + self._ahead, self._last + _TICK)
-            return self._last
+            now = self._wall() if self._ahead is None else self.steady() + self._ahead
+            if 0 <= self._last - now < _STEP:
+                now = self._last + _TICK
+            self._last = now
+            return now
 
 
 @dataclass(slots=True)
@@ -52,8 +66,8 @@ _Key = tuple[str, int]
 class Observer:
     """Ages of attempts as observed by this process, as in Kubernetes' leader election.
 
-    Times that other machines wrote, or that were written before a clock was set, are only compared with each other.
-    A process that was down has received no heartbeats, so silence counts from its first look.
+    The times of heartbeats are labels, of which it only matters whether they change: between two of them a clock may
+    have been set by hours. A process that was down has received none, so everything counts from its first look.
 
     Args:
         steady: monotonic seconds since any moment.
@@ -63,19 +77,19 @@ class Observer:
         self._steady = steady
         self._observations: dict[_Key, _Observation] = {}
 
-    def look(self, open_attempts: Iterable[tuple[str, int, float, float]]) -> dict[_Key, tuple[float, float]]:
-        """Observe all open attempts: (rollout id, attempt, started at, last heartbeat at).
+    def look(self, open_attempts: Iterable[tuple[str, int, float]]) -> dict[_Key, tuple[float, float]]:
+        """Observe all open attempts: (rollout id, attempt, last heartbeat at).
 
         Returns:
-            For each, the seconds that it has run and the seconds since its last heartbeat.
+            For each, the seconds since it was first seen and since its heartbeat was seen to change.
         """
         at = self._steady()
         observations: dict[_Key, _Observation] = {}
-        for rollout_id, attempt, started_at, beat in open_attempts:
+        for rollout_id, attempt, beat in open_attempts:
             key = (rollout_id, attempt)
             observation = self._observations.get(key)
             if observation is None:
-                observation = _Observation(beat, at, at - max(0.0, beat - started_at))
+                observation = _Observation(beat, at, at)
             elif observation.beat != beat:
                 observation.beat, observation.beat_at = beat, at
             observations[key] = observation

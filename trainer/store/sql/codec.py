@@ -36,6 +36,10 @@ from agl.trainer.store.types import (
 
 Row = Mapping[Any, Any]
 D = TypeVar("D")
+T = TypeVar("T", str, str | None)
+
+KEY_BYTES = 1200
+"""The longest id or name that is in an index, in UTF-8: an entry of PostgreSQL's holds two of them."""
 
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")
@@ -82,6 +86,20 @@ def pack_text(text: str | None) -> str | None:
     return _UNSTORABLE.sub(lambda m: f"{_ESCAPE}{ord(m[0]):04x}", text)
 
 
+def key(text: T, what: str, **where: object) -> T:
+    """An id or a name that the databases index, or None.
+
+    Raises:
+        StoreError: it is longer than an entry of PostgreSQL's indexes can be; the message names `what` and the place.
+    """
+    if text is not None and len(text) > KEY_BYTES // 4 and len(text.encode(errors="surrogatepass")) > KEY_BYTES:
+        n = len(text.encode(errors="surrogatepass"))
+        raise StoreError(
+            f"{what} is {n} bytes long: {text[:40]!r} ...", hint=f"it can have at most {KEY_BYTES} bytes", **where
+        )
+    return text
+
+
 def unpack_text(stored: str | None) -> str | None:
     """The text that `pack_text` packed."""
     if stored is None or _ESCAPE not in stored:
@@ -120,6 +138,7 @@ class Columns(Generic[D]):
     Args:
         of: the dataclass. renamed: field -> column. texts: fields that hold any text.
         json: fields that hold JSON values -> what an error calls them. packed: field -> (to the column, and back).
+        keys: fields that are in an index.
     """
 
     def __init__(
@@ -130,6 +149,7 @@ class Columns(Generic[D]):
         texts: Sequence[str] = (),
         json: Mapping[str, str] | None = None,
         packed: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         fields = [field.name for field in dataclasses.fields(of)]  # type: ignore[arg-type]
         self._of, self._columns = of, [(renamed or {}).get(field, field) for field in fields]
@@ -137,12 +157,16 @@ class Columns(Generic[D]):
         converted = {**dict.fromkeys(texts, (pack_text, unpack_text)), **(packed or {})}
         self._pack = [(fields.index(field), pack) for field, (pack, _) in converted.items()]
         self._json = [(fields.index(field), what) for field, what in (json or {}).items()]
+        self._keys = [(fields.index(field), field) for field in keys]
         unpack = {field: read for field, (_, read) in converted.items()} | dict.fromkeys(json or {}, loads)
         self._unpack = [(fields.index(field), read) for field, read in unpack.items()]
 
     def row(self, value: D, **where: object) -> dict[str, Any]:
-        """The row of a value. Raises `StoreError` with the place `where` for a field that is no JSON value."""
+        """The row of a value. Raises `StoreError` with the place `where` for a field that is no JSON value, or too long
+        for an index."""
         values = list(self._of_value(value))
+        for i, field in self._keys:
+            key(values[i], field, **where)
         for i, pack in self._pack:
             values[i] = pack(values[i])
         for i, what in self._json:
@@ -182,8 +206,9 @@ _ROLLOUT: Mapping[str, Any] = {
     "json": {"task": "the task", "metadata": "the metadata"},
     "packed": {"config": (lambda config: _config_text(_hashable(config)), _config)},
 }
-_NEW_ROLLOUT, _STORED_ROLLOUT = Columns(NewRollout, **_ROLLOUT), Columns(Rollout, **_ROLLOUT)
-_ATTEMPT = Columns(Attempt, texts=("error",))
+_NEW_ROLLOUT = Columns(NewRollout, **_ROLLOUT, keys=("rollout_id", "run_id", "resources_id"))
+_STORED_ROLLOUT = Columns(Rollout, **_ROLLOUT)
+_ATTEMPT = Columns(Attempt, texts=("error",), keys=("rollout_id",))
 to_rollout, to_attempt = _STORED_ROLLOUT.read, _ATTEMPT.read
 
 
@@ -223,7 +248,8 @@ def secret_hash(secret: str) -> bytes:
 def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None, secret: str) -> dict[str, Any]:
     """The row of an attempt, with its rollout's configuration, the request that leased it and its secret's hash."""
     limits = {"timeout_seconds": config.timeout_seconds, "unresponsive_seconds": config.unresponsive_seconds}
-    return {**_ATTEMPT.row(attempt), **limits, "request_id": request_id, "secret_hash": secret_hash(secret)}
+    request = key(request_id, "request_id", rollout=attempt.rollout_id)
+    return {**_ATTEMPT.row(attempt), **limits, "request_id": request, "secret_hash": secret_hash(secret)}
 
 
 # -- calls and spans ----------------------------------------------------------------------------------------------
@@ -231,6 +257,7 @@ _CALL = Columns(
     Call,
     renamed={"index": "position", "prompt_ids": "prompt", "response_ids": "response", "response": "answer"},
     texts=("agent", "policy", "fork_cause", "error"),
+    keys=("id", "rollout_id"),
     json={"request": "the request", "response": "the response"},
     packed={
         "prompt_ids": (pack_ids, unpack_ids),
@@ -258,10 +285,10 @@ def span_row(span: Span) -> dict[str, Any]:
     where = {"rollout": span.rollout_id, "attempt": span.attempt, "span": span.span_id}
     events = [{"name": e.name, "time": e.time, "attributes": dict(e.attributes)} for e in span.events]
     return {
-        "trace_id": span.trace_id,
-        "span_id": span.span_id,
+        "trace_id": key(span.trace_id, "trace_id", **where),
+        "span_id": key(span.span_id, "span_id", **where),
         "parent_id": span.parent_id,
-        "rollout_id": span.rollout_id,
+        "rollout_id": key(span.rollout_id, "rollout_id", **where),
         "attempt": span.attempt,
         "name": pack_text(span.name),
         "started_at": span.start,
@@ -282,17 +309,19 @@ def to_span(row: Sequence[Any]) -> Span:
 
 
 # -- training -----------------------------------------------------------------------------------------------------
-_TRAINED = Columns(TrainedCall, renamed={"return_": "return_value"})
+_TRAINED = Columns(TrainedCall, renamed={"return_": "return_value"}, keys=("call_id", "rollout_id"))
 to_trained = _TRAINED.read
 
 
 def trained_row(run_id: str, trained: TrainedCall) -> dict[str, Any]:
     """The row of a training record of a run."""
-    return {"run_id": run_id, **_TRAINED.row(trained)}
+    return {"run_id": key(run_id, "run_id"), **_TRAINED.row(trained)}
 
 
 # -- runs ---------------------------------------------------------------------------------------------------------
-_RUN = Columns(TrainingRun, texts=("name", "algorithm", "error", "directory"), json={"config": "the settings"})
+_RUN = Columns(
+    TrainingRun, texts=("name", "algorithm", "error", "directory"), json={"config": "the settings"}, keys=("run_id",)
+)
 to_run = _RUN.read
 
 
@@ -317,7 +346,8 @@ def metric_rows(run_id: str, step: int, values: Mapping[str, float | None]) -> l
             finite = None if value is None or not math.isfinite(value) else float(value)
         except (TypeError, OverflowError):
             raise StoreError(f"the metric {name!r} is not a number: {value!r}", run=run_id, step=step) from None
-        rows.append({"run_id": run_id, "step": step, "name": pack_text(name), "value": finite})
+        stored = key(pack_text(name), "the name of a metric", run=run_id, step=step)
+        rows.append({"run_id": run_id, "step": step, "name": stored, "value": finite})
     return rows
 
 

@@ -73,10 +73,10 @@ class Database:
     def __init__(self, dialect: Dialect, clock: Clock | None = None) -> None:
         self.dialect = dialect
         self.clock = clock or Clock()
-        self._writer = _Worker(dialect, dialect.open_engine, self._prepare)
+        self._writer = _Worker(dialect, dialect.open_engine, self._prepare, self._keep_time)
         self._reader = self._writer
         if dialect.reads_beside_writes:
-            self._reader = _Worker(dialect, dialect.open_reader, lambda connection: None)
+            self._reader = _Worker(dialect, dialect.open_reader)
 
     async def open(self) -> None:
         """Open the database; its tables are created or upgraded.
@@ -122,18 +122,30 @@ class Database:
         migrations.upgrade(connection, self.dialect)
         self.clock.set(self.dialect.now(connection))
 
+    def _keep_time(self, connection: Connection) -> None:
+        if self.clock.is_stale:
+            self.clock.set(self.dialect.now(connection))
+
+
+def _nothing(connection: Connection) -> None: ...
+
 
 class _Worker:
     """A thread with a connection, and the operations that wait for it.
 
     Args:
         dialect: the database. open_engine: what makes the connection. prepare: called with each new connection.
+        before: called with the connection before each batch.
     """
 
     def __init__(
-        self, dialect: Dialect, open_engine: Callable[[], Engine], prepare: Callable[[Connection], None]
+        self,
+        dialect: Dialect,
+        open_engine: Callable[[], Engine],
+        prepare: Callable[[Connection], None] = _nothing,
+        before: Callable[[Connection], None] = _nothing,
     ) -> None:
-        self.dialect, self._open_engine, self._prepare = dialect, open_engine, prepare
+        self.dialect, self._open_engine, self._prepare, self._before = dialect, open_engine, prepare, before
         self._pending: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -207,7 +219,12 @@ class _Worker:
         deadline, pause, unsure = time.monotonic() + RETRY_SECONDS, 0.02, False
         while True:
             try:
-                _run(self._connect(), batch, self.dialect)
+                connection = self._connect()
+                self._before(connection)
+                self.dialect.require_place()
+                _run(connection, batch, self.dialect)
+                # What was committed is acknowledged if somebody can find it.
+                self.dialect.require_place()
                 return
             except _RolledBack as rolled_back:
                 error, unsure = rolled_back.error, unsure or rolled_back.unsure
@@ -303,7 +320,7 @@ def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) 
         except Exception:
             # The connection is lost.
             pass
-        raise _RolledBack(error, committing and dialect.is_lost(error)) from error
+        raise _RolledBack(error, committing and dialect.is_unsure(error)) from error
     finally:
         cursor.close()
 

@@ -89,6 +89,10 @@ class Dialect(Protocol):
         """Another engine, for a connection that only reads. May raise the driver's errors."""
         ...
 
+    def require_place(self) -> None:
+        """Raise `StoreGoneError` if what is written to the open database can be found by nobody any more."""
+        ...
+
     def now(self, connection: Connection) -> float | None:
         """The database's own clock, seconds since the epoch; None where it is this machine's."""
         ...
@@ -99,7 +103,11 @@ class Dialect(Protocol):
         ...
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether the connection is lost, so that the transaction can be repeated on another one."""
+        """Whether the connection is lost, or of no use for now: the transaction can be repeated on another one."""
+        ...
+
+    def is_unsure(self, error: BaseException) -> bool:
+        """Whether a transaction that ended with this error while it was being committed may be committed."""
         ...
 
     def is_conflict(self, error: BaseException) -> bool:

@@ -26,6 +26,7 @@ def merge(
     connection: Connection, scope: str, version: int, entries: Sequence[MemoryEntry], removed: Sequence[MemoryId]
 ) -> None:
     """End the rows that are replaced or removed, and insert the new ones, as old as those that they replace."""
+    codec.key(scope, "the scope of a memory")
     # Of the same key the last one counts.
     new = {entry.id: _row(scope, version, entry) for entry in entries}
     ended = [_id(*key) for key in dict.fromkeys([*removed, *new])]

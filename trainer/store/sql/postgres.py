@@ -31,13 +31,16 @@ _SCHEMA_LOCK: Final = 0x61676C73
 _QUIET_SECONDS: Final = 30.0
 """A listener without notifications for this long checks whether the server still responds."""
 
+_READ_ONLY: Final = "25006"
+"""A standby that is about to take over, or a setting that somebody changes for a while."""
+
 _FAILURES: Mapping[str, tuple[str, str]] = {
     "53100": ("the server's disk is full; nothing of this operation was stored", "free some space and try again"),
     "53200": ("the server is out of memory; nothing of this operation was stored", "see the server's log"),
     "53300": ("the server has no connection left", "raise max_connections, or share stores by `agl store`"),
     "55P03": ("the rows are locked by another process", "find out who holds a transaction open (pg_stat_activity)"),
     "57014": ("the server cancelled the statement", "it took too long, or it was cancelled; see the server's log"),
-    "25006": ("the database cannot be written", "is this a read-only replica?"),
+    _READ_ONLY: ("the database cannot be written", "is this a read-only replica?"),
     "42501": ("the database's user may not do this", "give it CREATE and USAGE on the schema, or name another one"),
     "XX001": ("the database is damaged", "restore it from a copy, or start with a new database"),
     "XX002": ("the database is damaged", "restore it from a copy, or start with a new database"),
@@ -128,6 +131,10 @@ class Postgres:
 
         return engine
 
+    def require_place(self) -> None:
+        # The server answers for its files.
+        pass
+
     def now(self, connection: Connection) -> float:
         return float(connection.exec_driver_sql("SELECT extract(epoch FROM clock_timestamp())::float8").scalar_one())
 
@@ -149,11 +156,15 @@ class Postgres:
 
     def is_lost(self, error: BaseException) -> bool:
         original = _original(error)
-        if not isinstance(original, (self._psycopg.OperationalError, self._psycopg.InterfaceError)):
+        read_only = self._psycopg.errors.ReadOnlySqlTransaction
+        if not isinstance(original, (self._psycopg.OperationalError, self._psycopg.InterfaceError, read_only)):
             return False
         state = original.sqlstate
         # The driver's own errors, of a connection that broke or failed, have no state.
-        return state is None or state in _LOST or state.startswith("08")
+        return state is None or state in _LOST or state == _READ_ONLY or state.startswith("08")
+
+    def is_unsure(self, error: BaseException) -> bool:
+        return self.is_lost(error) and getattr(_original(error), "sqlstate", None) != _READ_ONLY
 
     def is_conflict(self, error: BaseException) -> bool:
         return getattr(_original(error), "sqlstate", None) in _CONFLICTS

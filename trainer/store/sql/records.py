@@ -114,6 +114,7 @@ def add_spans(connection: Connection, each: Sequence[Sequence[Span]]) -> list[No
 
 def move_spans(connection: Connection, rollout_id: str, to_rollout_id: str, to_attempt: int) -> None:
     """Assign all spans of a rollout to an attempt of another one."""
+    codec.key(to_rollout_id, "to_rollout_id")
     moved = update(S).where(S.c.rollout_id == rollout_id)
     connection.execute(moved.values(rollout_id=to_rollout_id, attempt=to_attempt))
 
@@ -132,6 +133,7 @@ def query_spans(connection: Connection, attempts: Sequence[tuple[str, int | None
 def add_resources(connection: Connection, resources_id: str, resources: Mapping[str, Any], now: float) -> str:
     """Insert a version unless it exists; returns its id."""
     text = codec.dumps(dict(resources), "the resources")
+    codec.key(resources_id, "resources_id")
     connection.execute(_INSERT_RESOURCES, {"resources_id": resources_id, "resources": text, "created_at": now})
     return resources_id
 
@@ -160,6 +162,7 @@ def begins_with(column: Column[Any], prefix: str) -> ColumnElement[bool]:
 
 def put_note(connection: Connection, key: str, value: Any) -> None:
     """Insert or replace a note."""
+    codec.key(key, "the key of a note")
     connection.execute(_UPSERT_NOTE, {"key": key, "value": codec.dumps(value, "the note", key=key)})
 
 
@@ -171,6 +174,8 @@ def query_notes(connection: Connection, prefix: str) -> dict[str, Any]:
 
 def add_policy_version(connection: Connection, row: Mapping[str, Any]) -> None:
     """Insert a version of a policy, or set the checkpoint of an existing one."""
+    for name in ("run_id", "policy"):
+        codec.key(row[name], name)
     connection.execute(_UPSERT_VERSION, dict(row))
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Double,
     Integer,
@@ -18,6 +19,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     delete,
     func,
     literal_column,
@@ -52,6 +54,12 @@ T = TypeVar("T")
 CHUNK = 1000
 """Maximum number of ids in one statement; databases limit its parameters."""
 
+
+def _end(begun: Any, at: Any) -> ColumnElement[Any]:
+    """When something ended that began at `begun`, by a clock that may have been set back since; None stays None."""
+    return case((begun > at, begun), else_=at)
+
+
 _ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
 # Locked where transactions run concurrently: what is read here decides what is written.
 _ROLLOUT_AND_ATTEMPT = (
@@ -73,7 +81,7 @@ _SET_ATTEMPT = (
         status=bindparam("to", type_=Text),
         error=func.coalesce(bindparam("why", type_=Text), A.c.error),
         last_heartbeat_at=bindparam("beat", type_=Double),
-        ended_at=bindparam("at", type_=Double),
+        ended_at=_end(A.c.started_at, bindparam("at", type_=Double)),
     )
 )
 _OPEN = ("preparing", "running")
@@ -94,8 +102,10 @@ _SECRET_HASH = select(A.c.secret_hash).where(A.c.rollout_id == bindparam("id"), 
 _LEASED_BY = (
     select(A)
     .join(R, and_(R.c.rollout_id == A.c.rollout_id, R.c.attempts == A.c.attempt))
-    .where(A.c.request_id == bindparam("request"), A.c.status == "preparing", R.c.status == "preparing")
+    .where(A.c.request_id == bindparam("request"))
 )
+_PREPARING_OF = _LEASED_BY.where(A.c.status == "preparing", R.c.status == "preparing")
+_OPEN_OF = _LEASED_BY.where(A.c.status.in_(_OPEN), R.c.status.in_(_OPEN))
 
 
 def _next(*of: Any) -> Any:
@@ -182,7 +192,7 @@ def dequeue(connection: Connection, requests: Sequence[LeaseRequest]) -> list[At
 
 def _open_lease(connection: Connection, request: LeaseRequest) -> AttemptedRollout | None:
     """The open lease of a repeated request, with a new secret; the repetition counts as a heartbeat."""
-    (row,) = statements.first_each(connection, _LEASED_BY, [{"request": request.id}])
+    (row,) = statements.first_each(connection, _PREPARING_OF, [{"request": request.id}])
     if row is None:
         return None
     attempt = dataclasses.replace(codec.to_attempt(row), last_heartbeat_at=request.now)
@@ -217,9 +227,10 @@ def is_leased_with(connection: Connection, rollout_id: str, attempt: int, secret
     return any([hmac.compare_digest(stored, codec.secret_hash(secret)) for secret in secrets])
 
 
-def give_back_request(connection: Connection, request_id: str) -> Rollout | None:
-    """Undo the open lease of a request. Returns its rollout, None without an open lease."""
-    row = connection.execute(_LEASED_BY, {"request": request_id}).mappings().first()
+def give_back_request(connection: Connection, request_id: str, begun: bool) -> Rollout | None:
+    """Undo the lease of a request, whose attempt may be "running" only if `begun`. Returns its rollout, None without
+    such a lease."""
+    row = connection.execute(_OPEN_OF if begun else _PREPARING_OF, {"request": request_id}).mappings().first()
     if row is None:
         return None
     rollout = codec.to_rollout(connection.execute(_ONE_ROLLOUT, {"id": row["rollout_id"]}).mappings().one())
@@ -235,7 +246,7 @@ def give_back(connection: Connection, leased: AttemptedRollout) -> bool:
         return False
     undone = connection.execute(
         update(R)
-        .where(R.c.rollout_id == rollout_id, R.c.status == "preparing", R.c.attempts == n)
+        .where(R.c.rollout_id == rollout_id, R.c.status.in_(_OPEN), R.c.attempts == n)
         .values(status="queuing", attempts=n - 1)
     )
     if undone.rowcount:
@@ -310,7 +321,7 @@ def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout]
             }
         change = Change()
         if each.status != was and (to := _next_status(rollout, each.attempt, each.status)) != rollout.status:
-            ended_at = each.now if to in ROLLOUT_TERMINAL else None
+            ended_at = max(each.now, rollout.created_at) if to in ROLLOUT_TERMINAL else None
             set_rollouts[each.rollout_id] = {"id": each.rollout_id, "to": to, "at": ended_at}
             rollout = rollouts[each.rollout_id] = dataclasses.replace(rollout, status=to, ended_at=ended_at)
             change = change_of([rollout])
@@ -343,11 +354,13 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
     Ages are the observer's; without one, the stored times are compared with `now`.
     """
     rows = connection.execute(_ATTEMPTS_WITH_LIMITS).mappings().all()
-    keys = [(row["rollout_id"], row["attempt"], row["started_at"], row["last_heartbeat_at"]) for row in rows]
     if observer is not None:
-        ages = observer.look(keys)
+        ages = observer.look((row["rollout_id"], row["attempt"], row["last_heartbeat_at"]) for row in rows)
     else:
-        ages = {(rollout_id, n): (now - started, now - beat) for rollout_id, n, started, beat in keys}
+        ages = {
+            (row["rollout_id"], row["attempt"]): (now - row["started_at"], now - row["last_heartbeat_at"])
+            for row in rows
+        }
     expired, rollouts = [], []
     for row in rows:
         ran, silent = ages[row["rollout_id"], row["attempt"]]
@@ -368,7 +381,7 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
         if isinstance(moved, Exception):
             raise moved
         rollouts.append(moved.result)
-        ended_at = now if status in ATTEMPT_TERMINAL else None
+        ended_at = max(now, row["started_at"]) if status in ATTEMPT_TERMINAL else None
         expired.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
     return expired, rollouts
 
@@ -380,7 +393,8 @@ def set_fields(connection: Connection, rollout_id: str, values: Mapping[str, Any
         raise no_rollout(rollout_id)
     columns = codec.rollout_columns(rollout_id, values)
     if "status" in columns:
-        columns["ended_at"] = (row["ended_at"] or now) if columns["status"] in ROLLOUT_TERMINAL else None
+        ended_at = row["ended_at"] or max(now, row["created_at"])
+        columns["ended_at"] = ended_at if columns["status"] in ROLLOUT_TERMINAL else None
     if columns:
         connection.execute(update(R).where(R.c.rollout_id == rollout_id).values(columns))
     rollout = codec.to_rollout({**row, **columns})
@@ -401,12 +415,15 @@ def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> No
     for ids in chunks(rollout_ids):
         open_rollouts = R.c.rollout_id.in_(ids) & R.c.status.not_in(sorted(ROLLOUT_TERMINAL))
         cancelled = connection.execute(
-            update(R).where(open_rollouts).values(status="cancelled", ended_at=now).returning(R.c.rollout_id)
+            update(R)
+            .where(open_rollouts)
+            .values(status="cancelled", ended_at=_end(R.c.created_at, now))
+            .returning(R.c.rollout_id)
         )
         connection.execute(
             update(A)
             .where(A.c.rollout_id.in_(cancelled.scalars().all()), A.c.status.not_in(sorted(ATTEMPT_TERMINAL)))
-            .values(status="failed", error="the rollout was cancelled", ended_at=now)
+            .values(status="failed", error="the rollout was cancelled", ended_at=_end(A.c.started_at, now))
         )
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
 )
 
 from agl import semconv
-from agl.errors import NotStoredError
+from agl.errors import NotStoredError, RewardError
 from agl.mdp.spans import sequence_of
 from agl.mdp.types import Reward, without_superseded
 from agl.trainer.store.sql import codec, statements
@@ -292,7 +292,7 @@ def _rewards(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, li
         for rollout_id, parent_id, attributes in sorted(rows, key=lambda row: sequence_of(row[2]) or 0):
             try:
                 reward = Reward.of_span(attributes, parent_id)
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, RewardError):
                 # Another program's span; training refuses its rollout, and a table is to show the others.
                 continue
             if reward is not None:

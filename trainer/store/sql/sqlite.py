@@ -15,7 +15,7 @@ from typing import Final
 from sqlalchemy import Connection, Engine, create_engine, exc
 from sqlalchemy.pool import StaticPool
 
-from agl.errors import StoreError
+from agl.errors import StoreError, StoreGoneError
 from agl.trainer.store.sql.dialect import MEMORY, Change
 
 BUSY_SECONDS: Final = 30.0
@@ -56,6 +56,8 @@ class Sqlite:
 
     def __init__(self, path: str) -> None:
         self.url = path
+        self._files: dict[str, tuple[int, int]] = {}
+        """The file and its journal, once they were there: device and inode."""
 
     def open_engine(self) -> Engine:
         """An engine whose one connection is open, in WAL mode. Raises sqlite3.Error."""
@@ -85,6 +87,29 @@ class Sqlite:
         connection.execute(f"PRAGMA cache_size={-CACHE_KIB}")
         return _engine(connection)
 
+    def require_place(self) -> None:
+        """See `Dialect`. SQLite goes on to write into a file that has no name any more, and reports success."""
+        if self.url == MEMORY:
+            return
+        for path in (self.url, f"{self.url}-wal"):
+            try:
+                found = os.stat(path)
+                place = (found.st_dev, found.st_ino)
+            except OSError:
+                place = None
+            known = self._files.get(path)
+            if known is None and place is not None:
+                # Of the journal, which begins with the first write.
+                self._files[path] = place
+            elif place != known:
+                what = "deleted or moved away" if place is None else "replaced by another one"
+                raise StoreGoneError(
+                    f"the store's file {path} was {what} while it was in use; what was written since is not kept",
+                    hint="put it back, with its journal (-wal), and resume; or start again in a folder that nothing "
+                    "cleans up or synchronises",
+                    store=self.url,
+                )
+
     def now(self, connection: Connection) -> None:
         return None
 
@@ -99,6 +124,9 @@ class Sqlite:
         return StoreError(f"the database refused it: {original}", store=self.url)
 
     def is_lost(self, error: BaseException) -> bool:
+        return False
+
+    def is_unsure(self, error: BaseException) -> bool:
         return False
 
     def is_conflict(self, error: BaseException) -> bool:

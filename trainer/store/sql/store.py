@@ -175,9 +175,9 @@ class SqlStore(Store):
             repeated=request_id is not None,
         )
 
-    async def give_back(self, request_id: str) -> None:
+    async def give_back(self, request_id: str, *, begun: bool = False) -> None:
         def undo(connection: Connection) -> Changed[None]:
-            rollout = lifecycle.give_back_request(connection, request_id)
+            rollout = lifecycle.give_back_request(connection, request_id, begun)
             return Changed(None, Change()) if rollout is None else _requeued(rollout, True)
 
         await self._changed(self._database.write(undo))

@@ -26,7 +26,8 @@ export function signed(value, digits = 3) {
 }
 
 export function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
+  // Two moments by a clock that was set back in between say nothing of the time that has passed.
+  if (seconds === null || seconds === undefined || seconds < 0) return "–";
   if (seconds < 0.0095) return `${(seconds * 1000).toFixed(1)} ms`;
   if (seconds < 0.9995) return `${(seconds * 1000).toFixed(0)} ms`;
   if (seconds < 120) return `${seconds.toFixed(1)} s`;
