@@ -1,7 +1,7 @@
-"""Attacks on rewards by what a policy leaves behind: forged rewards, and files that stop, deceive or break who reads them.
+"""Attacks on rewards by what a policy leaves behind: forged rewards, and files that stop, deceive or break their reader.
 
-Whatever is left, the outcome is the policy's: a reward of its tests, or its own failure. Nothing of it is paid unearned,
-raised as somebody else's failure, or read on the event loop.
+Whatever is left, the outcome is the policy's: a reward of its tests, or its own failure. Nothing of it is paid
+unearned, raised as somebody else's failure, or read on the event loop.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def rewarded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., float]:
 
 ROOT = "/tmp/root"
 PAID = "echo 1 > $D/reward.txt; echo '{\"reward\": 1e6}' > $D/reward.json"
+WRITTEN = f"D=/logs/verifier; mkdir -p $D; {PAID}"
 FORGED = {
-    "a folder that cannot be emptied": f"D=/logs/verifier; mkdir -p $D; {PAID}; chmod a-w $D",
+    "a folder that cannot be emptied": f"{WRITTEN}; chmod a-w $D",
     "a folder that holds one": f"D=/logs/verifier; mkdir -p $D/reward.txt/x; {PAID}; chmod 555 $D/reward.txt $D",
     "a link to a folder": f"D=/app/own; mkdir -p $D; {PAID}; rm -rf /logs/verifier; ln -s $D /logs/verifier",
     "a link to a file": "mkdir -p /logs/verifier; echo 1 > /app/x; ln -s /app/x /logs/verifier/reward.txt",
@@ -66,15 +67,16 @@ FORGED = {
         f"mkdir /app/own; echo 'echo 1 > /logs/verifier/reward.txt' > /app/own/test.sh; chmod -R a-w /app/own\n"
         f"rm -rf {ROOT}/tests; ln -s /app/own {ROOT}/tests"
     ),
-    "a file in place of the root's tests": f"D=/logs/verifier; mkdir -p $D; {PAID}; rm -rf {ROOT}/tests; : > {ROOT}/tests",
-    "a file in place of the working directory": f"D=/logs/verifier; mkdir -p $D; {PAID}; rm -rf {ROOT}/app; : > {ROOT}/app",
-    "no working directory": f"D=/logs/verifier; mkdir -p $D; {PAID}; cd /; rm -rf {ROOT}/app",
-    "a root that cannot be written": f"D=/logs/verifier; mkdir -p $D; {PAID}; chmod 555 {ROOT} {ROOT}/logs $D",
+    "a file in place of the root's tests": f"{WRITTEN}; rm -rf {ROOT}/tests; : > {ROOT}/tests",
+    "a file in place of the working directory": f"{WRITTEN}; rm -rf {ROOT}/app; : > {ROOT}/app",
+    "no working directory": f"{WRITTEN}; cd /; rm -rf {ROOT}/app",
+    "a root that cannot be written": f"{WRITTEN}; chmod 555 {ROOT} {ROOT}/logs $D",
     "another root": (
-        f"cp -r {ROOT} /tmp/own; D=/tmp/own/logs/verifier; mkdir -p $D; {PAID}; chmod 555 $D; mv {ROOT} /tmp/x; mv /tmp/own {ROOT}"
+        f"cp -r {ROOT} /tmp/own; D=/tmp/own/logs/verifier; mkdir -p $D; {PAID}; chmod 555 $D\n"
+        f"mv {ROOT} /tmp/x; mv /tmp/own {ROOT}"
     ),
-    "a full disk": f"D=/logs/verifier; mkdir -p $D; {PAID}; cat /dev/zero > /tmp/full; true",
-    "too many files": f"D=/logs/verifier; mkdir -p $D; {PAID}; i=0; while :; do i=$((i+1)); : > /tmp/$i; done",
+    "a full disk": f"{WRITTEN}; cat /dev/zero > /tmp/full; true",
+    "too many files": f"{WRITTEN}; i=0; while :; do i=$((i+1)); : > /tmp/$i; done",
     "modules that its HOME brings": (
         "for v in 3.10 3.11 3.12 3.13 3.14; do p=$HOME/.local/lib/python$v/site-packages; mkdir -p $p\n"
         "echo 'open(\"/logs/verifier/reward.json\", \"w\").write(\"1\")' > $p/usercustomize.py; done\n"
@@ -89,7 +91,9 @@ EXPECTED = {
     "out of a folder that a link leads to": "ln -s /usr way; ln -s way/../tests/expected.txt sum.txt",
     "by /proc": "ln -s /proc/self/root/tests/expected.txt sum.txt",
     "by the working directory": "ln -s /proc/self/cwd/../tests/expected.txt sum.txt",
-    "in place of the working directory": f"cd /; rm -rf {ROOT}/app; ln -s tests {ROOT}/app; ln -s /tests/expected.txt /app/sum.txt",
+    "in place of the working directory": (
+        f"cd /; rm -rf {ROOT}/app; ln -s tests {ROOT}/app; ln -s /tests/expected.txt /app/sum.txt"
+    ),
 }  # fmt: skip
 """Links to what only the tests have."""
 
@@ -100,10 +104,9 @@ def test_a_reward_that_the_policy_wrote_is_not_paid(name: str, rewarded: Callabl
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_link_to_what_only_the_tests_have_does_not_come_to_them(
-    name: str, rewarded: Callable[..., float]
-) -> None:
+def test_a_link_to_what_only_the_tests_have_does_not_come_to_them(name: str, rewarded: Callable[..., float]) -> None:
     assert rewarded(EXPECTED[name]) == 0.0
+
 
 FRAMES = """python3 -c '
 import json, struct, sys
@@ -145,9 +148,7 @@ def test_no_user_has_a_trainer_that_takes_output_for_a_report(tmp_path_factory: 
     assert (done.returncode, done.stdout) == (0, "0.0\n"), done.stderr
 
 
-def test_a_reward_without_the_report_of_its_tests_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_without_the_report_of_its_tests_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A first process that says what the trainer would like to hear, but not the number of the job."""
     liar = tmp_path / "harbor_inside.py"
     liar.write_text(
@@ -158,11 +159,22 @@ def test_a_reward_without_the_report_of_its_tests_is_an_error(
     folder = small_harbor.task(tmp_path / "task", 1, 2)
     environment = agl.environments.load(f"harbor:{folder}")
     monkeypatch.setattr(harbor_inside, "__file__", str(liar))
-    with pytest.raises(RolloutError, match="the sandbox of .* broke: .*a report of another job"):
+    with pytest.raises(RolloutError, match=r"the sandbox of .* broke: .*a report of another job"):
         environment.reward(environment.tasks[0], calls("true"))
 
 
-NO_REWARDS = ["", "x", "[1]", '{"reward": null}', '{"other": 1}', "NaN", "1e999", "1" + "0" * 400, "9" * 5000, "[" * 9000]
+NO_REWARDS = [
+    "",
+    "x",
+    "[1]",
+    '{"reward": null}',
+    '{"other": 1}',
+    "NaN",
+    "1e999",
+    "1" + "0" * 400,
+    "9" * 5000,
+    "[" * 9000,
+]
 
 
 @pytest.mark.parametrize("text", NO_REWARDS, ids=lambda text: text[:20] or "nothing")
@@ -193,7 +205,7 @@ LEFT = {
     "many empty files": "[open(f'f{i}', 'w').close() for i in range(9000)]",
     "more files than there may be": "[os.close(os.open(f'f{i}', os.O_CREAT)) for i in range(10**6)]",
     "folders and files that nobody may read": "open('x', 'w'); os.chmod('x', 0); os.mkdir('y'); os.chmod('y', 0)",
-    "times that no clock shows": "open('x', 'w'); os.utime('x', (2**62, 2**62)); open('y', 'w'); os.utime('y', (-9**9, -9**9))",
+    "times that no clock shows": "[(open(n, 'w'), os.utime(n, (t, t))) for n, t in (('x', 2**62), ('y', -9**9))]",
     "an archive's own names": "os.mkdir('x'); open('x/@LongLink', 'w'); open('PaxHeader', 'w'); open('a=b', 'w')",
 }  # fmt: skip
 """What is left -> the program that leaves it in its folder. What it may not do, it leaves out."""

@@ -1,4 +1,4 @@
-"""The sandbox of a Harbor task: commands run in it with the task's own folders, of which a copy can be taken to another.
+"""The sandbox of a Harbor task: commands run in it with the task's own folders, which can be copied to another one.
 
 Invariant: a report is that of the job that was sent, or the sandbox broke.
 """
@@ -120,7 +120,7 @@ class Sandbox:
         report = self._exchange(job)
         if not report.get("packed"):
             raise Unfit(f"it left {report['reason']}")
-        archive = tempfile.TemporaryFile()
+        archive = tempfile.TemporaryFile()  # noqa: SIM115, as the caller closes it
         try:
             for part in self._parts(most):
                 archive.write(part)
@@ -185,7 +185,7 @@ async def opened(root: Root, copy: IO[bytes] | None = None) -> AsyncIterator[San
     """A new sandbox, which ends with the block.
 
     Args:
-        copy: of the task's folders as they were in another one, whose end is read; None: its files as the task has them.
+        copy: of the task's folders as they were in another one; None: its files as the task has them.
     """
     uid = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else os.getuid()
     start = f"import sys; sys.path.insert(0, {INSIDE!r}); from {harbor_inside.__name__} import main; main()"

@@ -1,9 +1,9 @@
-"""Copies of what a policy has left in folders: an archive that travels in messages, and files again at its end. Only the
-standard library.
+"""Copies of what a policy has left in folders: an archive that travels in messages, and files again at its end. Only
+the standard library.
 
-Invariants: an archive has folders, regular files, and links that lead where its reader allows, whatever else there is;
-nothing is followed or waited for, and nobody holds all of it in memory. What could not be laid out on another machine is
-refused before the first byte: it is the failure of who left it.
+Invariants: an archive has folders, regular files, and links that lead where its reader allows, whatever else there is.
+Nothing is followed or waited for, and nobody holds all of it in memory. What could not be laid out on another machine
+is refused before the first byte: it is the failure of who left it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def found(base: str, tops: Sequence[str], most_bytes: int, links: Sequence[str] 
 def _leads_to(link: str, folders: Sequence[str]) -> bool:
     """Whether a link leads into one of these folders, and can't lead elsewhere where there are other files.
 
-    Told from its text alone: after a part that may be a link, ".." would lead out of a folder that the text doesn't name.
+    Decided by its text alone, in which ".." comes first or not at all: after a part that may be a link it would lead
+    out of a folder that the text does not name.
     """
     target = os.readlink(link)
     if ".." in dropwhile(lambda part: part in ("/", ".."), PurePosixPath(target).parts):
@@ -188,7 +189,10 @@ def _write(path: str, tar: tarfile.TarFile, entry: tarfile.TarInfo, mode: int) -
     os.makedirs(os.path.dirname(path), exist_ok=True)
     content = tar.extractfile(entry)
     assert content
-    with content, open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC), "wb") as file:
+    with (
+        content,
+        open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC), "wb") as file,
+    ):
         shutil.copyfileobj(content, file, _PART)
         os.fchmod(file.fileno(), mode)
         os.utime(file.fileno(), (entry.mtime, entry.mtime))
