@@ -1,4 +1,4 @@
-"""Attacks on rewards by what a policy leaves behind: forged rewards, and files that stop, deceive or break their reader.
+"""Attacks on rewards by what a policy leaves behind: forged rewards, and files that stop, deceive or break who reads.
 
 Whatever is left, the outcome is the policy's: a reward of its tests, or its own failure. Nothing of it is paid
 unearned, raised as somebody else's failure, or read on the event loop.

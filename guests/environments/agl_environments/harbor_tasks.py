@@ -1,4 +1,4 @@
-"""Task folders in Harbor's format, which a policy solves with commands in a sandbox. Their own tests grade it in another.
+"""Task folders in Harbor's format, which a policy solves with commands in a sandbox. Their tests grade it in another.
 
 The sandbox has this machine's programs, the task's files, and no network; a task that needs more is refused when it is
 loaded. Source: Harbor 0.26, models/task and verifier.
