@@ -60,6 +60,11 @@ def saved(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_saved_policies.py::test_{name}" for name in names)
 
 
+def attacks(*names: str) -> tuple[str, ...]:
+    """Ids of tests of what a policy leaves behind."""
+    return tuple(f"tests/integration/test_attacks_rewards.py::test_{name}" for name in names)
+
+
 _CONFORMANCE = "TestAdapters::test_"
 _AWAITED = unit("adapter_conformance", f"{_CONFORMANCE}a_tool_that_waits_for_an_approval_has_not_run")
 _ONE_NAME = (
@@ -1951,6 +1956,62 @@ MUTATIONS = (
         "        if number >= 0 and library",
         "        if number > 1000 and library",
         ("tests/integration/test_attacks_sandbox.py::test_a_call_that_leads_out_is_refused",),
+    ),
+    Mutation(
+        "what a policy wrote to /logs comes to Harbor's tests",
+        "guests/environments/agl_environments/harbor_sandbox.py",
+        "for path in (self.workdir, *self.files)})",
+        'for path in (self.workdir, *self.files)} | {"logs"})',
+        attacks("a_reward_that_the_policy_wrote_is_not_paid[a folder that cannot be emptied]"),
+    ),
+    Mutation(
+        "a link to what only Harbor's tests have comes to them",
+        "trainer/graders/programs/inside/copies.py",
+        "    return any(place.is_relative_to(folder) for folder in folders)",
+        "    return bool(folders)",
+        attacks("a_link_to_what_only_the_tests_have_does_not_come_to_them[absolute]"),
+    ),
+    Mutation(
+        "a link may climb out of a folder that another link leads to",
+        "trainer/graders/programs/inside/copies.py",
+        '    if ".." in dropwhile(',
+        '    if "..." in dropwhile(',
+        attacks("a_link_to_what_only_the_tests_have_does_not_come_to_them[out of a folder that a link leads to]"),
+    ),
+    Mutation(
+        "a report is believed whatever job it is of",
+        "guests/environments/agl_environments/harbor_sandbox.py",
+        'if report.get("number") != number:',
+        "if not report:",
+        attacks("a_reward_without_the_report_of_its_tests_is_an_error"),
+    ),
+    Mutation(
+        "a reward that is no number is the infrastructure's failure",
+        "guests/environments/agl_environments/harbor_tasks.py",
+        "(ValueError, KeyError, TypeError, OverflowError, RecursionError)",
+        "(ValueError, KeyError, TypeError)",
+        attacks("what_is_no_number_is_no_reward"),
+    ),
+    Mutation(
+        "a path is copied that fits nowhere else",
+        "trainer/graders/programs/inside/copies.py",
+        "if size > MOST_PATH_BYTES or depth > MOST_DEPTH:",
+        "if not size:",
+        attacks("files_left_for_harbors_tests[a long path]"),
+    ),
+    Mutation(
+        "a coding agent's files are unpacked on the loop",
+        "guests/harnesses/agl_harnesses/training.py",
+        'await loop.run_in_executor(threads, self._unpack, process, copy, job["disk_mb"] << 20)',
+        'self._unpack(process, copy, job["disk_mb"] << 20)',
+        attacks("files_left_for_a_grader"),
+    ),
+    Mutation(
+        "a sandbox lacks the links to its Python",
+        "trainer/processes/bubblewrap.py",
+        '            same |= {link: ("--symlink", target) for link, target in _links_to(path).items()}\n',
+        "",
+        ("tests/integration/test_linked_python.py::test_a_sandbox_has_the_python_that_runs_agl[linked-PythonTests]",),
     ),
     Mutation(
         "what a program left behind is there for the next test",

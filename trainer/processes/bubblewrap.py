@@ -13,12 +13,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agl.trainer.processes.sandbox import Sandbox, Walls, piped, tried
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store")
+"""The system's programs and libraries, which every sandbox has."""
 _SETTINGS = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 _INSTALL = "apt-get install bubblewrap libseccomp2"
 
@@ -42,6 +43,8 @@ _NAMESPACES = (0x80, 0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x200
 """Flags of clone(2): CLONE_NEWTIME, NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 _FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of them without a network; AF_VSOCK would reach the host."""
+_MOST_STEPS = 4096
+"""Parts of a path and of what its links say: more than any path has that leads somewhere."""
 _ALLOW, _ERRNO = 0x7FFF0000, 0x50000
 _EQUAL, _AT_LEAST, _MASKED = 4, 5, 7
 _MOST_FAMILIES = 64
@@ -52,9 +55,16 @@ class _Comparison(ctypes.Structure):
 
 
 class Bubblewrap(Sandbox):
-    """bubblewrap 0.8 or newer, as root or as any user who may make user namespaces."""
+    """bubblewrap 0.8 or newer, as root or as any user who may make user namespaces.
+
+    Args:
+        links: that a command finds: path inside -> where it leads inside.
+    """
 
     name = "bubblewrap"
+
+    def __init__(self, links: Mapping[str, str] | None = None) -> None:
+        self._links = links or {}
 
     def problem(self) -> str | None:
         if not shutil.which("bwrap"):
@@ -66,7 +76,7 @@ class Bubblewrap(Sandbox):
         return _proc()[1]
 
     def start(self, command: Sequence[str], walls: Walls) -> subprocess.Popen[bytes]:
-        arguments, filtered = _arguments(walls, _proc()[0])
+        arguments, filtered = _arguments(walls, _proc()[0], self._links)
         try:
             return piped([*arguments, "--", *command], walls.environment, [filtered])
         finally:
@@ -81,7 +91,7 @@ def _proc() -> tuple[tuple[str, ...], str | None]:
     """
     walls = Walls(folders={}, environment={}, memory_mb=1, scratch_mb=1, processes=8)
     for proc in (("--proc", "/proc"), ("--dir", "/proc")):
-        arguments, filtered = _arguments(walls, proc)
+        arguments, filtered = _arguments(walls, proc, {})
         problem = tried([*arguments, "--", "/usr/bin/env", "true"], [filtered])
         os.close(filtered)
         if problem is None:
@@ -89,7 +99,7 @@ def _proc() -> tuple[tuple[str, ...], str | None]:
     return proc, problem
 
 
-def _arguments(walls: Walls, proc: tuple[str, ...]) -> tuple[list[str], int]:
+def _arguments(walls: Walls, proc: tuple[str, ...], links: Mapping[str, str]) -> tuple[list[str], int]:
     """(bwrap and its options, the descriptor of the filter that they name)."""
     reader, writer = os.pipe()
     os.write(writer, _filter())
@@ -102,13 +112,50 @@ def _arguments(walls: Walls, proc: tuple[str, ...]) -> tuple[list[str], int]:
     else:
         arguments += ["--unshare-user"]
     arguments += ["--dev", "/dev", *scratch, "/dev/shm", *scratch, "/tmp", *proc]
-    system = {path: path for path in (*_SYSTEM, *_SETTINGS) if os.path.exists(path)}
-    for inside, path in sorted((system | dict(walls.folders)).items()):
+    system = {path: path for path in (*SYSTEM, *_SETTINGS) if os.path.exists(path)}
+    for inside, (option, source) in sorted(_placed(system | dict(walls.folders), links).items()):
         for parent in reversed(Path(inside).parents[:-1]):  # which would be as private as they are here
             arguments += ["--perms", "0755", "--dir", str(parent)]
-        bind = ["--symlink", os.readlink(path)] if os.path.islink(path) else ["--ro-bind", path]
-        arguments += [*bind, inside]
+        arguments += [option, source, inside]
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/"], reader
+
+
+def _placed(folders: Mapping[str, str], links: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Path inside -> (bwrap's option that puts something there, what).
+
+    What is seen at its own path is reached as it is here: by the same links, to the folder or file that they lead to.
+    """
+    placed = {inside: ("--symlink", target) for inside, target in links.items()}
+    same = dict[str, tuple[str, str]]()
+    for inside, path in folders.items():
+        real = os.path.realpath(path)
+        if inside == path:
+            same[real] = ("--ro-bind", real)
+            same |= {link: ("--symlink", target) for link, target in _links_to(path).items()}
+        else:
+            placed[inside] = ("--ro-bind", real)
+    whole = [place for place, (option, _) in same.items() if option == "--ro-bind"]
+    for place, put in same.items():
+        if not any(place != folder and Path(place).is_relative_to(folder) for folder in whole):
+            placed[place] = put
+    return placed
+
+
+def _links_to(path: str) -> dict[str, str]:
+    """The symbolic links that lead from a path to what is there: their own paths, without links -> their targets."""
+    found = dict[str, str]()
+    place, waiting = "/", list(Path(path).parts)
+    for _ in range(_MOST_STEPS):
+        if not waiting:
+            break
+        part = waiting.pop(0)
+        step = os.path.dirname(place) if part == ".." else os.path.join(place, part)
+        if os.path.islink(step):
+            found[step] = os.readlink(step)
+            waiting = [*Path(found[step]).parts, *waiting]
+        else:
+            place = step
+    return found
 
 
 @functools.cache

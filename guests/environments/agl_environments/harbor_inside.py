@@ -1,7 +1,8 @@
-"""The first process of a Harbor task's sandbox: it writes files, runs commands, and hands back what they print or
-write. Only the standard library.
+"""The first process of a Harbor task's sandbox: it lays out files, runs commands, and hands back what they print or
+write. Only the standard library, and what of agl's needs no more.
 
-A job comes on standard input, its report goes to standard output. Nothing that a job has started outlives its report.
+A job comes on standard input, its report goes to standard output. Nothing that a job has started outlives its report,
+and a report has its job's number, which nothing that a job starts has seen.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import shutil
 import sys
+from collections.abc import Callable
 from typing import Any
 
-from agl.trainer.graders.programs.inside import plain, supervisor
+from agl.rewards.files import read_text
+from agl.trainer.graders.programs.inside import copies, plain, supervisor
 
 ROOT = "/tmp/root"
 """What the task's own folders, such as /app, are links into."""
+HOME = f"{ROOT}/.home"
 
 
 def main() -> None:
@@ -26,31 +29,51 @@ def main() -> None:
         while True:
             job = plain.parse(plain.receive(0))
             try:
-                report = _done(job)
-            except (OSError, RecursionError) as error:  # a full disk, folders that the policy has made unreadable
-                report = {"reason": f"{type(error).__name__}: {error}", "output": ""}
-            plain.send(1, report)
+                report = _JOBS[job["kind"]](job)
+            except (OSError, RecursionError, copies.Refused) as error:
+                name = "" if isinstance(error, copies.Refused) else f"{type(error).__name__}: "
+                report = {"reason": f"{name}{error}", "output": ""}
+            entries = report.pop("entries", [])
+            plain.send(1, {**report, "number": job["number"]})
+            if report.get("packed"):
+                copies.send(1, ROOT, entries)
 
 
-def _done(job: dict[str, Any]) -> dict[str, Any]:
-    for folder in job["emptied"]:
-        shutil.rmtree(folder) if os.path.isdir(folder) and not os.path.islink(folder) else None
-        os.makedirs(folder)
-    for path, (content, mode) in job["files"].items():
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:
-            file.write(base64.b64decode(content))
-        os.chmod(path, mode)
-    output = os.open(f"{ROOT}/.output", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-    os.unlink(f"{ROOT}/.output")
+def _made(job: dict[str, Any]) -> dict[str, Any]:
+    """Make the folders of a new root, with a copy or not."""
+    for folder in job["folders"]:
+        os.makedirs(folder, exist_ok=True)
+    if job["copied"]:
+        copies.lay_out(copies.parts(0, job["most_bytes"]), ROOT, exact=True)
+    _write(job["files"])
+    return {"output": ""}
 
+
+def _packed(job: dict[str, Any]) -> dict[str, Any]:
+    """Find what is in folders of the root; it follows the report."""
+    try:
+        entries = copies.found(ROOT, job["tops"], job["most_bytes"], job["links"])
+    except OSError as error:
+        raise copies.Refused(f"files that cannot be read: {error}") from error
+    if job["workdir"] not in {f"/{entry.name}" for entry in entries if entry.isdir()}:
+        raise copies.Refused("no working directory")
+    return {"packed": True, "entries": entries, "output": ""}
+
+
+def _ran(job: dict[str, Any]) -> dict[str, Any]:
+    """Run a command, and read files that it may have written."""
+    _write(job["files"])
+    # A file without a name, in whose place nothing can have been put.
+    output = os.open("/tmp", os.O_RDWR | os.O_TMPFILE | os.O_APPEND, 0o600)
     try:
         ended = supervisor.watched(lambda: _run(job, output), job)
         size, most = os.fstat(output).st_size, job["output_bytes"]
         shown = os.pread(output, most, max(0, size - most)).decode(errors="replace")
     finally:
         os.close(output)
-    return {**ended, "output": "...\n" * (size > most) + shown}
+    # Only /tmp itself is sure to be a folder still.
+    texts = [read_text(f"{ROOT}{path}", folder="/tmp", max_bytes=job["output_bytes"]) for path in job["read"]]
+    return {**ended, "ran": True, "output": "...\n" * (size > most) + shown, "texts": texts}
 
 
 def _run(job: dict[str, Any], output: int) -> None:
@@ -60,5 +83,16 @@ def _run(job: dict[str, Any], output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.closerange(3, 1 << 10)
-    own = {"HOME": f"{ROOT}/.home", "PWD": job["workdir"]}
+    own = {"HOME": HOME, "PWD": job["workdir"]}
     os.execve("/bin/bash", ["bash", "-c", job["command"]], {**os.environ, **own, **job["environment"]})
+
+
+def _write(files: dict[str, tuple[str, int]]) -> None:
+    for path, (content, mode) in files.items():
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(content))
+        os.chmod(path, mode)
+
+
+_JOBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"make": _made, "pack": _packed, "run": _ran}

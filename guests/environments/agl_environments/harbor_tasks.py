@@ -1,4 +1,4 @@
-"""Task folders in Harbor's format, which a policy solves with commands in a sandbox, and their own tests grade.
+"""Task folders in Harbor's format, which a policy solves with commands in a sandbox. Their tests grade it in another.
 
 The sandbox has this machine's programs, the task's files, and no network; a task that needs more is refused when it is
 loaded. Source: Harbor 0.26, models/task and verifier.
@@ -7,29 +7,21 @@ loaded. Source: Harbor 0.26, models/task and verifier.
 from __future__ import annotations
 
 import asyncio
-import base64
-import contextlib
-import itertools
 import json
 import math
-import os
 import random
 import shlex
 import sys
-import tempfile
 import tomllib
-from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from agl.errors import ConfigError, DatasetError
-from agl.trainer.graders.programs.inside import plain
-from agl.trainer.graders.programs.running import INSIDE, MODULES, interpreter_folders
-from agl.trainer.processes.sandbox import PATH, Walls
+from agl.trainer.graders.programs.running import interpreter_folders
 from agl.trainer.processes.sandboxes import chosen
-from agl_environments import harbor_inside
 from agl_environments.asking import Ask, Message, function_tool, message_of, tool_calls
+from agl_environments.harbor_sandbox import Root, Sandbox, Unfit, opened, said
 
 _BASES = ("ubuntu", "debian", "python", "bash", "buildpack-deps")
 """Images that hold what a machine has anyway."""
@@ -47,9 +39,8 @@ _KNOWN = {
 }  # fmt: skip
 """Tables of task.toml -> what may be set in them."""
 _UNREAD = {"schema_version", "version", "task", "metadata", "source", "solution"}
-_REWARD = "cd /logs/verifier; cat reward.json 2>/dev/null || cat reward.txt 2>/dev/null"
-_OUTPUT_BYTES, _PROCESSES, _FIRST_UID, _UIDS = 16 << 10, 256, 62_000, 2_000
-_uids = itertools.count(os.getpid())
+_REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+"""Where tests write the reward; of both, the first counts."""
 _TOOL = function_tool(
     "bash",
     "Run a command in the working directory. It ends with everything that it has started.",
@@ -58,17 +49,13 @@ _TOOL = function_tool(
 
 
 class _Folder(NamedTuple):
-    """A task. `files`: path inside -> path here; `seconds`: of the agent's commands, and of the tests."""
+    """A task. `root`: what its sandboxes begin with; `seconds`: of the agent's commands, and of the tests."""
 
     path: Path
     question: str
-    workdir: str
-    files: Mapping[str, Path]
-    environment: Mapping[str, str]
+    root: Root
     test_environment: Mapping[str, str]
     seconds: tuple[float, float]
-    memory_mb: int
-    disk_mb: int
 
 
 class Harbor:
@@ -96,95 +83,79 @@ class Harbor:
             raise DatasetError(f"{self._root} has no task {task['task']!r}")
         messages: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
         messages.append({"role": "user", "content": folder.question})
-        left, loop = folder.seconds[0], asyncio.get_running_loop()
-        async with _opened(folder) as run:
+        left = folder.seconds[0]
+        loop = asyncio.get_running_loop()
+        async with opened(folder.root) as sandbox:
             for _ in range(self._turns):
                 messages.append(message_of(await ask(messages, [_TOOL])))
                 for call_id, name, arguments in tool_calls(messages[-1]):
-                    command, said = (arguments or {}).get("command"), "there is one tool: bash, with a text, command"
+                    command = (arguments or {}).get("command")
+                    answer = "there is one tool: bash, with a text, command"
                     if name == "bash" and isinstance(command, str):
                         began = loop.time()
-                        said = _said(await run(command, min(self._seconds, left)))
+                        answer = said(await sandbox.run(command, min(self._seconds, left)))
                         left -= loop.time() - began
-                    messages.append({"role": "tool", "tool_call_id": call_id, "content": said})
+                    messages.append({"role": "tool", "tool_call_id": call_id, "content": answer})
                 if messages[-1]["role"] == "assistant" or left <= 0:
                     break
-            score, _ = await _graded(folder, run)
+            work = await _left(sandbox)
+        score, _ = await _graded(folder, work)
         if not score and folder.path not in self._sound:
             # Tests that reward the task's solution are in order: it was the policy's work that they did not reward.
-            async with _opened(folder) as run:
-                await run("bash /solution/solve.sh", folder.seconds[0], files=_files(folder.path / "solution"))
-                best, said = await _graded(folder, run)
+            async with opened(folder.root) as sandbox:
+                solution = _files(folder.path / "solution")
+                await sandbox.run("bash /solution/solve.sh", folder.seconds[0], files=solution)
+                work = await _left(sandbox)
+            best, printed = await _graded(folder, work)
             if (best or 0) <= 0:
-                raise RuntimeError(f"the tests of {folder.path} do not reward its own solution: {said}")
+                raise RuntimeError(f"the tests of {folder.path} do not reward its own solution: {printed}")
             self._sound.add(folder.path)
         return score or 0.0
 
 
-async def _graded(folder: _Folder, run: Any) -> tuple[float | None, str]:
-    """(the reward that the tests write, None if they write none that can be read; what they printed)."""
-    report = await run(
-        "bash /tests/test.sh", folder.seconds[1], files=_files(folder.path / "tests"),
-        emptied=[f"{harbor_inside.ROOT}/{name}" for name in ("logs/verifier", "tests")],
-        environment={**folder.environment, **folder.test_environment},
-    )  # fmt: skip
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        value = json.loads((await run(_REWARD, 60.0, "/"))["output"])
-        score = float(value["reward"] if isinstance(value, dict) else value)
-        return score if math.isfinite(score) else None, _said(report)
-    return None, _said(report)
-
-
-@contextlib.asynccontextmanager
-async def _opened(folder: _Folder) -> AsyncIterator[Any]:
-    """A sandbox with the task's files, which ends with the block: `run(command, seconds)`, the report of a job."""
-    sandbox, root = chosen("bubblewrap"), harbor_inside.ROOT
-    tops = {PurePosixPath(path).parts[1] for path in (folder.workdir, *folder.files)} | {"logs", "tests", "solution"}
-    uid = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else os.getuid()
-    start = f"import sys; sys.path.insert(0, {INSIDE!r}); from {harbor_inside.__name__} import main; main()"
-    # One thread, as the kernel ends a sandbox with the thread that has started it.
-    threads = ThreadPoolExecutor(1, "agl-harbor")
-    process: Any = None
-    here = {path: path for path in interpreter_folders(sys.executable)} | MODULES
-    here |= {f"{INSIDE}/{harbor_inside.__name__.replace('.', '/')}.py": harbor_inside.__file__}
-    environment = {"PATH": f"{os.path.dirname(sys.executable)}:{PATH}", "LANG": "C.UTF-8", "TERM": "dumb"}
-    limits = {"memory_mb": folder.memory_mb, "processes": _PROCESSES}
-
-    def exchange(job: Mapping[str, Any]) -> dict[str, Any]:
-        try:
-            plain.send(process.stdin.fileno(), job)
-            return plain.parse(plain.receive(process.stdout.fileno(), 1 << 24))
-        except (OSError, EOFError, plain.Malformed) as error:
-            process.kill()
-            said = process.stderr.read().decode(errors="replace").strip()
-            raise RuntimeError(f"the sandbox of {folder.path} broke: {said[-500:] or repr(error)}") from error
-
-    async def run(command: str, seconds: float, workdir: str = folder.workdir, **more: Any) -> dict[str, Any]:
-        job = {
-            "emptied": (), "files": {}, "environment": folder.environment, **more, **limits,
-            "command": command, "workdir": workdir, "seconds": max(1.0, seconds), "file_mb": folder.disk_mb,
-            "cpu_seconds": 1 << 30, "address_bytes": -1, "open_files": 4096, "output_bytes": _OUTPUT_BYTES,
-        }  # fmt: skip
-        return await asyncio.get_running_loop().run_in_executor(threads, exchange, job)
-
+async def _left(sandbox: Sandbox) -> IO[bytes] | str:
+    """A copy of the task's folders as they were left, or why there can be none."""
     try:
-        with tempfile.TemporaryDirectory(prefix="agl-harbor-") as links:
-            for top in tops:
-                # bubblewrap makes a link where it is given one: a sandbox's own / cannot be written.
-                os.symlink(f"{root}/{top}", here.setdefault(f"/{top}", f"{links}/{top}"))
-            walls = Walls(folders=here, environment=environment, scratch_mb=folder.disk_mb, **limits)
-            command = [sys.executable, "-I", "-c", start, str(uid)]
-            process = await asyncio.get_running_loop().run_in_executor(threads, sandbox.start, command, walls)
-        made = [f"{root}/{top}" for top in (*tops, ".home", folder.workdir[1:])]
-        files = {path: _content(file) for path, file in folder.files.items()}
-        if why := _said(await run("true", 60.0, "/", emptied=made, files=files)):
-            raise RuntimeError(f"the files of {folder.path} do not fit into its sandbox: {why}")
-        yield run
-    finally:
-        if process is not None:
-            process.kill()
-            threads.submit(process.communicate)
-        threads.shutdown(wait=False)
+        return await sandbox.copy()
+    except Unfit as error:
+        return str(error)
+
+
+async def _graded(folder: _Folder, work: IO[bytes] | str) -> tuple[float | None, str]:
+    """Run the tests on what was left, in a root that nobody has written to.
+
+    Returns:
+        The reward that the tests wrote, or None if they wrote none that can be read; and what they printed.
+
+    Raises:
+        RuntimeError: they did not run, so that no reward is theirs.
+    """
+    if isinstance(work, str):
+        return None, work
+    with work:
+        async with opened(folder.root, work) as sandbox:
+            report = await sandbox.run(
+                "bash /tests/test.sh",
+                folder.seconds[1],
+                files=_files(folder.path / "tests"),
+                environment=folder.test_environment,
+                read=_REWARDS,
+            )
+    if not report.get("ran"):
+        raise RuntimeError(f"the tests of {folder.path} did not run: {said(report)}")
+    # Tests that were ended have not come to a reward, whatever they had written by then.
+    text = "" if "reason" in report else next(filter(None, report["texts"]), "")
+    return _score(text), said(report)
+
+
+def _score(text: str) -> float | None:
+    """The reward that a file says; None if it says none."""
+    try:
+        value = json.loads(text)
+        score = float(value["reward"] if isinstance(value, dict) else value)
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    return score if math.isfinite(score) else None
 
 
 def _read(path: Path) -> _Folder:
@@ -208,11 +179,16 @@ def _read(path: Path) -> _Folder:
     if any("${" in str(value) for table in (image, tests) for value in table.get("env", {}).values()):
         raise _refused(path, "task.toml takes a variable from this process's environment")
     workdir, files, environment = _image(path, dockerfile, image.get("workdir"))
-    return _Folder(
-        path, question, workdir, files, environment | image.get("env", {}), tests.get("env", {}),
-        (float(agent.get("timeout_sec") or 600.0), float(tests.get("timeout_sec") or 600.0)),
-        int(image.get("memory_mb") or 2048), int(image.get("storage_mb") or 256),
-    )  # fmt: skip
+    root = Root(
+        name=str(path),
+        workdir=workdir,
+        files=files,
+        environment=environment | image.get("env", {}),
+        memory_mb=int(image.get("memory_mb") or 2048),
+        disk_mb=int(image.get("storage_mb") or 256),
+    )
+    seconds = (float(agent.get("timeout_sec") or 600.0), float(tests.get("timeout_sec") or 600.0))
+    return _Folder(path, question, root, tests.get("env", {}), seconds)
 
 
 def _image(path: Path, dockerfile: str, own_workdir: str | None) -> tuple[str, dict[str, Path], dict[str, str]]:
@@ -233,9 +209,10 @@ def _image(path: Path, dockerfile: str, own_workdir: str | None) -> tuple[str, d
         elif not (line[0] == "#" or name in ("CMD", "LABEL") or (name == "FROM" and rest.split(":")[0] in _BASES)):
             raise _refused(path, f"its Dockerfile has {line!r}")
     workdir = PurePosixPath(own_workdir or workdir)
+    taken = _TAKEN | {PurePosixPath(path).parts[1] for path in interpreter_folders(sys.executable)}
     for place in (str(workdir), *files):
         parts = PurePosixPath(place).parts
-        if len(parts) < 2 or parts[1] in _TAKEN or ".." in parts:
+        if len(parts) < 2 or parts[1] in taken or ".." in parts:
             raise _refused(path, f"its Dockerfile uses {place}, which is the system's")
     if absent := [str(file) for file in files.values() if not file.is_file()]:
         raise _refused(path, f"its Dockerfile copies {absent[0]}, which is not there")
@@ -254,16 +231,5 @@ def _below(folder: Path) -> list[str]:
     return sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
 
 
-def _files(folder: Path) -> dict[str, tuple[str, int]]:
-    return {f"/{folder.name}/{name}": _content(folder / name) for name in _below(folder)}
-
-
-def _content(file: Path) -> tuple[str, int]:
-    return base64.b64encode(file.read_bytes()).decode(), 0o755 if os.access(file, os.X_OK) else 0o644
-
-
-def _said(report: Mapping[str, Any]) -> str:
-    """What a command printed, and how it ended if not well."""
-    status = os.waitstatus_to_exitcode(report["status"]) if "status" in report else None
-    ended = report.get("reason") or (f"exit status {status}" if status else "")
-    return "\n".join(text for text in (report["output"].rstrip("\n"), ended and f"[{ended}]") if text)
+def _files(folder: Path) -> dict[str, Path]:
+    return {f"/{folder.name}/{name}": folder / name for name in _below(folder)}

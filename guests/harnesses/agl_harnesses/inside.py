@@ -1,7 +1,7 @@
 """The first process of an attempt's sandbox: it lays out the working copy, runs the coding agent in it, ends all that
 this has started, and hands the copy back. Only the standard library.
 
-A job comes on standard input; a report goes to standard output, and after it the copy's files as a tar archive. The one
+A job comes on standard input; a report goes to standard output, and after it the archive of the copy's files. The one
 address that can be reached is passed on to a socket of the machine's, in `GATEWAY`.
 """
 
@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import io
 import os
 import socket
-import stat
 import sys
 import tarfile
 import threading
 import urllib.parse
 from typing import Any
 
-from agl.trainer.graders.programs.inside import plain, supervisor
+from agl.trainer.graders.programs.inside import copies, plain, supervisor
 
 HOME, CONFIG, WORK, SCRATCH = "/tmp/home", "/tmp/home/.attempt", "/tmp/work", "/tmp/tmp"
 GATEWAY = "/agl/gateway"
@@ -54,12 +52,15 @@ def main() -> None:
     if ended.get("status") and _killed_for_memory():
         ended = {"reason": "used too much memory"}
     report = {**ended, "said": said.decode(errors="replace"), "refused": refused}
-    try:
-        copy = _packed(job["disk_mb"] << 20)
-    except (OSError, RecursionError, ValueError) as error:
-        copy, report["reason"] = b"", f"left files that cannot be read: {type(error).__name__}: {error}"
+    parent, name = os.path.split(WORK)
+    files = list[tarfile.TarInfo]()
+    if "reason" not in report:
+        try:
+            files = copies.found(parent, [name], job["disk_mb"] << 20)
+        except (OSError, copies.Refused) as error:
+            report["reason"] = f"left files that cannot be read: {error}"
     plain.send(1, report)
-    plain.send(1, copy)
+    copies.send(1, parent, files)
 
 
 def _run(job: dict[str, Any], output: int) -> None:
@@ -85,25 +86,6 @@ def _killed_for_memory() -> bool:
         except OSError:
             pass
     return False
-
-
-def _packed(most: int) -> bytes:
-    """The regular files of the copy, as tar.
-
-    Raises:
-        OSError, RecursionError, ValueError: they cannot be read, or are too large.
-    """
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w", dereference=True) as tar:  # a hard link is a file, too
-        for folder, _, names in os.walk(WORK):
-            for name in names:
-                path = os.path.join(folder, name)
-                facts = os.lstat(path)
-                if stat.S_ISREG(facts.st_mode):
-                    if (most := most - facts.st_size) < 0:
-                        raise ValueError("more bytes than the disk has")
-                    tar.add(path, os.path.relpath(path, WORK), recursive=False)
-    return archive.getvalue()
 
 
 async def _serve(network: socket.socket, refused: collections.Counter[str]) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import io
 import itertools
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import urllib.parse
@@ -34,7 +32,7 @@ from agl.rewards.function import RewardCaller
 from agl.tracing import propagation
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.http import keyed
-from agl.trainer.graders.programs.inside import plain
+from agl.trainer.graders.programs.inside import copies, plain
 from agl.trainer.graders.programs.running import INSIDE, MODULES, interpreter_folders
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.processes.sandbox import PATH, Sandbox, Walls
@@ -143,7 +141,7 @@ def harness(
     path = next(filter(None, map(shutil.which, kind.programs)), None)
     if path is None and sandbox.python is None:
         raise ConfigError(f"{kind.name} is not installed: none of {', '.join(kind.programs)}", hint=kind.install)
-    mounted = [str(Path(folder).resolve()) for folder in folders]
+    mounted = [os.path.abspath(folder) for folder in folders]
     paths = [f"{folder}/bin" for folder in mounted]
     program = kind.programs[0]
     if path is not None and sandbox.python is None:
@@ -209,17 +207,19 @@ class _Place:
 
     async def run(self, task: Any, *_: Any) -> Outcome:
         """One attempt."""
-        with tempfile.TemporaryDirectory(prefix="agl-harness-") as root:
-            copy = Path(root, "copy")
-            report = await self._attempt(task, Path(root), copy)
+        root = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="agl-harness-")
+        try:
+            copy, report = await self._attempt(task, Path(root.name))
             began, grade = time.monotonic(), self.grade
             # What a sync function calls may block.
             reward = await (grade.call_async(task, copy) if grade.is_async else asyncio.to_thread(grade, task, copy))
             output = {name: report[name] for name in ("said", "refused") if report[name]}
             return Outcome(reward, output, time.monotonic() - began)
+        finally:
+            await asyncio.to_thread(root.cleanup)  # of thousands of files
 
-    async def _attempt(self, task: Any, root: Path, copy: Path) -> dict[str, Any]:
-        """Run the coding agent; its working copy is in `copy` then. What `inside` reports.
+    async def _attempt(self, task: Any, root: Path) -> tuple[Path, dict[str, Any]]:
+        """Run the coding agent: (its working copy, what `inside` reports).
 
         Raises:
             CommandFailed: it ended badly. RolloutError: the infrastructure failed.
@@ -239,7 +239,7 @@ class _Place:
         # Outside of the attempt's context, in which what `front` sends would be recorded a second time.
         await asyncio.create_task(server.start(), context=contextvars.Context())
         try:
-            report, archive = await self._in_sandbox(job, gateway, front)
+            report = await self._in_sandbox(job, gateway, front, root / "copy")
         finally:
             await server.stop()
             await front.close()
@@ -258,10 +258,7 @@ class _Place:
             raise LimitExceeded(f"{self.harness.name} {report['reason']}{said}")
         if report["status"] != 0:
             raise CommandFailed(f"{self.harness.name} {_how(report)}{said}")
-        copy.mkdir()
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(copy, filter="data")
-        return report
+        return root / "copy" / PurePosixPath(inside.WORK).name, report
 
     def _job(self, task: Any, root: Path, front: Onward) -> dict[str, Any]:
         """What `inside` gets, and where the calls that come by go from `front`.
@@ -336,11 +333,11 @@ class _Place:
 
         return addresses
 
-    async def _in_sandbox(self, job: dict[str, Any], gateway: Path, front: Onward) -> tuple[dict[str, Any], bytes]:
-        """The report of `inside`, and the archive of the working copy.
+    async def _in_sandbox(self, job: dict[str, Any], gateway: Path, front: Onward, copy: Path) -> dict[str, Any]:
+        """The report of `inside`. Where all went well, the working copy is below `copy`.
 
         Raises:
-            RolloutError: the sandbox broke.
+            RolloutError: the sandbox broke, or there is no room for the copy.
         """
         uid = _FIRST_UID + next(_uids) % _UIDS if os.geteuid() == 0 else os.getuid()
         start = f"import sys; sys.path.insert(0, {INSIDE!r}); from agl_harnesses.inside import main; main()"
@@ -351,26 +348,20 @@ class _Place:
             passwd.write_text(f"agent:x:{uid}:{uid}::{inside.HOME}:/bin/sh\n")
             here["/etc/passwd"] = str(passwd)
         walls = replace(self.walls, folders={**self.walls.folders, **here})
-        most = (job["disk_mb"] << 20) * 2 + (64 << 20)
 
-        def exchange(process: subprocess.Popen[bytes]) -> tuple[dict[str, Any], bytes]:
+        def exchange(process: subprocess.Popen[bytes]) -> dict[str, Any]:
             assert process.stdin
             assert process.stdout
-            assert process.stderr
-            out = process.stdout.fileno()
             try:
                 plain.send(process.stdin.fileno(), job)
-                return plain.parse(plain.receive(out, 1 << 20)), plain.receive(out, most)
+                return plain.parse(plain.receive(process.stdout.fileno(), 1 << 20))
             except (OSError, EOFError, plain.Malformed) as error:
                 if ending:
-                    return {"reason": "given up", "said": "", "refused": {}}, b""
-                lines = process.stderr.read().decode(errors="replace").strip().splitlines()
-                raise RolloutError(
-                    f"the sandbox of {self.harness.name} broke: {lines[-1] if lines else error!r}",
-                    hint="nothing was graded; docs/security.md says what the sandboxes need",
-                ) from error
+                    return {"reason": "given up", "said": "", "refused": {}}
+                raise self._broken(process, error) from error
 
-        loop, ending = asyncio.get_running_loop(), False
+        loop = asyncio.get_running_loop()
+        ending = False
         # A thread of its own, as the kernel ends a sandbox with the thread that has started it.
         threads = ThreadPoolExecutor(1, "agl-harness")
         process = None
@@ -385,18 +376,56 @@ class _Place:
                     ending = True
                     assert process.stdin
                     process.stdin.close()
-            report, archive = await exchanged
+            report = await exchanged
             if ending and report.get("reason") == "given up":
                 report["reason"] = f"ran for more than {self.timeout:g} s without its model"
-            return report, archive
+            if report.get("status") == 0 and "reason" not in report:
+                # No longer within its own time.
+                await loop.run_in_executor(threads, self._unpack, process, copy, job["disk_mb"] << 20)
+            return report
         finally:
             if process is not None:
                 process.kill()
-                for stream in (process.stdin, process.stdout, process.stderr):
-                    if stream is not None:
-                        stream.close()
-                threads.submit(process.wait)
+                # After what the thread does now has found its stream ended: nothing may be read or written later.
+                await asyncio.shield(loop.run_in_executor(threads, _close, process))
             threads.shutdown(wait=False)
+
+    def _unpack(self, process: subprocess.Popen[bytes], copy: Path, most_bytes: int) -> None:
+        """Write the working copy that follows a report.
+
+        Raises:
+            LimitExceeded: this machine cannot have its files. RolloutError: the sandbox broke, or there is no room.
+        """
+        assert process.stdout
+        (copy / PurePosixPath(inside.WORK).name).mkdir(parents=True)
+        try:
+            copies.lay_out(copies.parts(process.stdout.fileno(), most_bytes), str(copy))
+        except copies.Refused as error:
+            raise LimitExceeded(f"{self.harness.name} left {error}") from error
+        except (EOFError, plain.Malformed) as error:
+            raise self._broken(process, error) from error
+        except OSError as error:
+            raise RolloutError(
+                f"the working copy of {self.harness.name} cannot be written: {error.strerror}",
+                hint=f"nothing was graded; make room in {tempfile.gettempdir()}, or set TMPDIR",
+            ) from error
+
+    def _broken(self, process: subprocess.Popen[bytes], error: Exception) -> RolloutError:
+        process.kill()
+        assert process.stderr
+        lines = process.stderr.read().decode(errors="replace").strip().splitlines()
+        return RolloutError(
+            f"the sandbox of {self.harness.name} broke: {lines[-1] if lines else error!r}",
+            hint="nothing was graded; docs/security.md says what the sandboxes need",
+        )
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that was killed, and close its streams."""
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 def _how(report: Mapping[str, Any]) -> str:

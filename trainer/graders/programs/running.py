@@ -17,6 +17,7 @@ import math
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import threading
@@ -274,7 +275,7 @@ def pool(sandbox: Sandbox, python: str, memory_mb: int, file_mb: int, processes:
 
 @functools.cache
 def interpreter_folders(python: str) -> list[str]:
-    """What a program needs to be readable, of an interpreter and of libraries.
+    """What a program needs to be readable, of an interpreter and of libraries: paths here, by whatever links they lead.
 
     Raises:
         Unusable: the interpreter does not work.
@@ -287,6 +288,7 @@ def interpreter_folders(python: str) -> list[str]:
         raise Unusable(f"cannot start {python!r}: {error}") from error
     libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path.startswith("/")]
     folders = {os.path.abspath(path) for path in (*prefixes, *libraries) if os.path.isdir(path)}
+    folders.add(os.path.abspath(shutil.which(python) or python))
     return sorted(path for path in folders if not path.startswith("/usr/") and path not in ("/", "/usr"))
 
 
