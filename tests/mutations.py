@@ -787,7 +787,7 @@ MUTATIONS = (
     Mutation(
         "Gemma's attention from GGUF is scaled by transformers' default",
         "trainer/local/gguf_config.py",
-        "        config.query_pre_attn_scalar = heads if of_all_heads else _head_size(config)\n",
+        "        config.query_pre_attn_scalar = heads if of_all_heads else head_size(config)\n",
         "        pass\n",
         ("tests/integration/test_gguf.py::test_it_is_its_source_at_every_position[Gemma 2]",),
     ),
