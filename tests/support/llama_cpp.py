@@ -24,7 +24,7 @@ import xllamacpp
 
 parameters = xllamacpp.CommonParams()
 parameters.model.path = sys.argv[1]
-parameters.n_ctx = 2048
+parameters.n_ctx = int(sys.argv[2])
 parameters.n_parallel = 1
 parameters.warmup = False
 parameters.fit_params = False
@@ -48,10 +48,6 @@ class LlamaCpp:
         body = {"content": text, "add_special": special, "parse_special": True}
         return self._post("/tokenize", body)["tokens"]
 
-    def text(self, tokens: list[int]) -> str:
-        """The text of tokens."""
-        return self._post("/detokenize", {"tokens": tokens})["content"]
-
     def greedy(self, prompt: list[int], length: int, top: int = 0) -> tuple[list[int], list[dict[int, float]]]:
         """The likeliest tokens after a prompt, up to the one that ends the answer, and the log-probs of the `top` most
         likely ones in each place."""
@@ -72,11 +68,6 @@ class LlamaCpp:
         body = {"messages": messages, "tools": tools, "temperature": 0, "max_tokens": 128}
         return self._post("/v1/chat/completions", body)["choices"][0]
 
-    def template(self) -> str:
-        """The chat template in the file."""
-        response = self._http.get("/props")
-        return response.raise_for_status().json()["chat_template"]
-
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         response = self._http.post(path, json=body)
         assert response.status_code == 200, response.text
@@ -84,13 +75,13 @@ class LlamaCpp:
 
 
 @contextmanager
-def llama_cpp(file: Path) -> Iterator[LlamaCpp]:
-    """The file, loaded."""
+def llama_cpp(file: Path, context: int = 2048) -> Iterator[LlamaCpp]:
+    """The file, loaded with a context of so many tokens."""
     python = os.environ.get("AGL_LLAMA_PYTHON") or (sys.executable if find_spec("xllamacpp") else None)
     if python is None:
         pytest.skip("no xllamacpp here; AGL_LLAMA_PYTHON names a Python that has it")
     environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    command = [python, "-c", PROGRAM, str(file)]
+    command = [python, "-c", PROGRAM, str(file), str(context)]
     with (
         TemporaryFile("w+") as log,
         subprocess.Popen(

@@ -3,6 +3,7 @@ compute otherwise is refused."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,47 +12,22 @@ import numpy as np
 import pytest
 import torch
 from architectures import make_model
-from merging_tokenizers import TEXTS, merging_tokenizer
+from exported_policies import CUTS, TEXTS, WRITTEN, merging_tokenizer, policy
 from tiny_engine import VOCABULARY, tiny_tokenizer
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
 from agl.errors import ConfigError, ExportError, ModelLoadError
+from agl.trainer.cli.app import app
 from agl.trainer.local import gguf_tokenizer as known
 from agl.trainer.local.gguf import gguf_model, read_gguf
 from agl.trainer.local.gguf_export import export_gguf
 from agl.trainer.local.gguf_families import FAMILIES
 from agl.trainer.local.gguf_tokenizer import PRE_TOKENIZERS, QWEN2, gguf_tokenizer
+from agl.trainer.quickstart.run import make
 
 torch.set_num_threads(1)
-
-WRITTEN: dict[str, dict[str, Any]] = {
-    "Llama 3.1": {},
-    "Llama 2": {}, "Llama 3": {}, "Llama, linear rope": {}, "Llama, YaRN": {}, "Mistral": {}, "Qwen 2.5": {},
-    "Qwen 3": {}, "Phi-3": {}, "Phi-3, long rope": {},
-    # What llama.cpp has by the number of layers, and not from a file.
-    "Gemma 2": {"query_pre_attn_scalar": 8},
-    "Gemma 3": {"layer_types": None, "num_hidden_layers": 6, "query_pre_attn_scalar": 8},
-    "StarCoder 2": {"rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}},
-}  # fmt: skip
-"""Families of `architectures` -> changes of their configuration."""
-CUTS: dict[str, Sequence[str | Any]] = {
-    "gpt-2": (),
-    "smollm": (pre_tokenizers.Digits(individual_digits=True), known._GPT2),
-    "llama-bpe": (known._LLAMA3,),
-    "dbrx": (known._LLAMA3,),
-    "qwen2": (QWEN2,),
-}
-"""llama.cpp's pre-tokenizer -> what tokenizers have for it."""
-
-
-def policy(directory: Path, name: str = "Llama 3", tokenizer: Any = None, **changes: Any) -> Any:
-    """A random model, saved with a tokenizer."""
-    model = make_model(name, **WRITTEN.get(name, {}) | changes)
-    model.save_pretrained(directory)
-    cuts = [QWEN2] if name.startswith("Qwen") else []
-    (tokenizer or merging_tokenizer(cuts, VOCABULARY - 2)).save_pretrained(directory)
-    return model
 
 
 def first(cases: Sequence[str]) -> list[Any]:
@@ -254,3 +230,39 @@ def test_an_adapter_is_merged_into_its_base(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("AGL_CACHE", str(tmp_path / "other"))
     with pytest.raises(ModelLoadError, match=r"the base does not load.*/base"):
         export_gguf(tmp_path / "adapter", tmp_path / "again.gguf")
+
+
+def test_the_quickstart_makes_a_policy_that_llama_cpp_has(tmp_path: Path) -> None:
+    text = tmp_path / "corpus.txt"
+    text.write_text("\n".join(TEXTS))
+    make(tmp_path / "policy", corpus=text, show=False)
+    export_gguf(tmp_path / "policy", tmp_path / "policy.gguf")
+    assert known.value(read_gguf(tmp_path / "policy.gguf"), "tokenizer.ggml.pre") == "qwen2"
+
+
+def test_the_command_writes_the_file_and_says_how_to_use_it(tmp_path: Path) -> None:
+    policy(tmp_path / "policy")
+    file, facts = tmp_path / "policy.gguf", tmp_path / "facts.json"
+    command = ["export", "gguf", str(tmp_path / "policy"), "--out", str(file), "--type", "q8_0", "--json", str(facts)]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert f"llama-server -m {file} --jinja" in done.stdout
+    assert f"FROM {file}" in done.stdout
+    assert "tensors 21/21" in done.stderr
+    assert json.loads(facts.read_text())["file"] == str(file)
+    assert CliRunner().invoke(app, [*command, "--quiet"]).output == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gguf"], "no policy given"),
+        (["sft", "--type", "f16"], "--type is for gguf"),
+        (["sft", "directory"], "DIR is for gguf"),
+        (["sft"], "no directory given"),
+    ],
+)
+def test_an_option_of_another_export_is_refused(arguments: list[str], message: str) -> None:
+    error = CliRunner().invoke(app, ["export", *arguments]).exception
+    assert isinstance(error, ConfigError)
+    assert message in error.message

@@ -1,12 +1,18 @@
-"""Byte-level tokenizers with a few merges, one for each way to cut a text."""
+"""Small policies that are exported as GGUF: random models of each family, and tokenizers for each way to cut a text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from architectures import make_model
+from tiny_engine import VOCABULARY
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+
+from agl.trainer.local import gguf_tokenizer
+from agl.trainer.local.gguf_tokenizer import QWEN2
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{% for t in tools %}{{ t.function.name }} {% endfor %}<|im_end|>{% endif %}"
@@ -23,6 +29,25 @@ TEXTS = (
     "<tool_call>\n{\"name\": 1}</tool_call><|im_end|>\n",
 )  # fmt: skip
 """Texts on which pre-tokenizers differ."""
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "Llama 3.1": {},
+    "Llama 2": {}, "Llama 3": {}, "Llama, linear rope": {}, "Llama, YaRN": {}, "Mistral": {}, "Qwen 2.5": {},
+    "Qwen 3": {}, "Phi-3": {}, "Phi-3, long rope": {},
+    # What llama.cpp has by the number of layers, and not from a file.
+    "Gemma 2": {"query_pre_attn_scalar": 8},
+    "Gemma 3": {"layer_types": None, "num_hidden_layers": 6, "query_pre_attn_scalar": 8},
+    "StarCoder 2": {"rope_parameters": {"rope_type": "default", "rope_theta": 50_000.0}},
+}  # fmt: skip
+"""Families of `architectures` -> changes of their configuration."""
+CUTS: dict[str, Sequence[str | Any]] = {
+    "gpt-2": (),
+    "smollm": (pre_tokenizers.Digits(individual_digits=True), gguf_tokenizer._GPT2),
+    "llama-bpe": (gguf_tokenizer._LLAMA3,),
+    "dbrx": (gguf_tokenizer._LLAMA3,),
+    "qwen2": (QWEN2,),
+}
+"""llama.cpp's pre-tokenizer -> what tokenizers have for it."""
 
 
 def merging_tokenizer(
@@ -53,3 +78,12 @@ def merging_tokenizer(
     )
     fast.chat_template = TEMPLATE
     return fast
+
+
+def policy(directory: Path, name: str = "Llama 3", tokenizer: Any = None, **changes: Any) -> Any:
+    """A random model, saved with a tokenizer."""
+    model = make_model(name, **WRITTEN.get(name, {}) | changes)
+    model.save_pretrained(directory)
+    cuts = [QWEN2] if name.startswith("Qwen") else []
+    (tokenizer or merging_tokenizer(cuts, VOCABULARY - 2)).save_pretrained(directory)
+    return model
