@@ -57,7 +57,7 @@ def export_gguf(
         ModelLoadError: the model, its tokenizer or an adapter's base does not load.
         ExportError: llama.cpp does not have the model or its tokenizer, or writing fails.
     """
-    require("GGUF files", "gguf", ("gguf",))
+    require("agl export gguf", "local,gguf", ("torch", "gguf"))
     from transformers import GenerationConfig
     from transformers.utils.hub import cached_file
 
@@ -135,8 +135,8 @@ def _described(
 def _require_read_back(writer: GGUFWriter, file: Path, config: Any, family: Family, tokenizer: Any) -> None:
     """Write the file without weights, and refuse a model that is read from it as another one."""
     from agl.trainer.local.gguf import gguf_config, read_gguf
-    from agl.trainer.local.gguf_families import refused, require_equal
-    from agl.trainer.local.gguf_tokenizer import gguf_tokenizer
+    from agl.trainer.local.gguf_families import require_equal
+    from agl.trainer.local.gguf_tokenizer import gguf_tokenizer, refused
 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -191,7 +191,7 @@ def _names(model: Any, family: Family) -> Iterator[tuple[str, str]]:
     """
     from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
-    from agl.trainer.local.gguf_families import refused
+    from agl.trainer.local.gguf_tokenizer import refused
 
     weights = model.state_dict()
     plain = TensorProcessor(config=model.config.to_dict())

@@ -16,7 +16,7 @@ import numpy as np
 
 from agl.errors import ExportError
 from agl.trainer.local.gguf_config import ATTRIBUTES, ROPE_FREQS, ROPE_LONG, ROPE_SHORT, head_size
-from agl.trainer.local.gguf_tokenizer import CONVERTER
+from agl.trainer.local.gguf_tokenizer import CONVERTER, refused
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -135,11 +135,6 @@ def require_equal(config: Any, read: Any, family: Family) -> None:
     others += _other_rope(config, read)
     if others:
         raise refused(f"a {family.architecture} file cannot say {', '.join(others)}")
-
-
-def refused(what: str) -> ExportError:
-    """A model that llama.cpp would compute otherwise."""
-    return ExportError(f"as GGUF the model would be another one: {what}", hint=CONVERTER)
 
 
 def _windows(config: Any) -> Iterator[int | None]:

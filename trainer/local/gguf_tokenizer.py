@@ -161,7 +161,7 @@ def write_tokenizer(writer: GGUFWriter, tokenizer: Any, rows: int, stops: Sequen
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise _refused(f"{type(tokenizer).__name__} has no tokenizer.json")
+        raise refused(f"{type(tokenizer).__name__} has no tokenizer.json")
     description = json.loads(backend.to_str())
     pre_tokenizer = _pre_tokenizer(description)
     tokens, types = _tokens(description, rows)
@@ -183,9 +183,7 @@ def write_tokenizer(writer: GGUFWriter, tokenizer: Any, rows: int, stops: Sequen
     ends = sorted(stops, key=lambda token: (token != tokenizer.eos_token_id, token))
     if len(ends) > len(_STOPS):
         names = ", ".join(tokens[token] for token in ends)
-        raise _refused(
-            f"its answers end with {len(ends)} tokens ({names}), and a GGUF file names {len(_STOPS)} at most"
-        )
+        raise refused(f"its answers end with {len(ends)} tokens ({names}), and a GGUF file names {len(_STOPS)} at most")
     for name, token in zip(_STOPS, ends, strict=False):
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
     writer.add_chat_template(tokenizer.chat_template)
@@ -203,20 +201,20 @@ def _pre_tokenizer(description: Mapping[str, Any]) -> str:
     model, normalizer = description["model"], description["normalizer"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
         kind = "BPE with byte fallback" if model["type"] == "BPE" else model["type"]
-        raise _refused(f"its tokenizer is of the kind {kind}, and byte-level BPE alone is written")
+        raise refused(f"its tokenizer is of the kind {kind}, and byte-level BPE alone is written")
     if not model["merges"]:
-        raise _refused("its tokenizer merges no bytes, and llama.cpp loads none such")
+        raise refused("its tokenizer merges no bytes, and llama.cpp loads none such")
     for option in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(option):
-            raise _refused(f"its tokenizer has {option}={model[option]!r}")
+            raise refused(f"its tokenizer has {option}={model[option]!r}")
     if normalizer not in (None, {"type": "NFC"}):
-        raise _refused(f"its tokenizer changes texts first ({normalizer['type']})")
+        raise refused(f"its tokenizer changes texts first ({normalizer['type']})")
     cuts = tuple(_SPELLINGS.get(cut, cut) for cut in _cuts(description["pre_tokenizer"]))
     whole_words = bool(model.get("ignore_merges"))
     for name, known in PRE_TOKENIZERS.items():
         if known.exact and (known.cuts, known.whole_words) == (cuts, whole_words):
             return name
-    raise _refused(
+    raise refused(
         f"llama.cpp has no pre-tokenizer that cuts texts at {' then '.join(map(repr, cuts))}"
         f"{' and takes whole words without merging' if whole_words else ''}"
     )
@@ -226,7 +224,7 @@ def _cuts(pre_tokenizer: Mapping[str, Any] | None) -> Iterator[str]:
     """The regular expressions of a byte-level pre-tokenizer, each of which isolates its matches."""
     steps = [] if pre_tokenizer is None else list(pre_tokenizer.get("pretokenizers", [pre_tokenizer]))
     if not steps or steps[-1]["type"] != "ByteLevel":
-        raise _refused(f"its pre-tokenizer does not end with bytes: {[step['type'] for step in steps]}")
+        raise refused(f"its pre-tokenizer does not end with bytes: {[step['type'] for step in steps]}")
     for step in steps:
         match step:
             case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": bool(by_words)} if step is steps[-1]:
@@ -239,7 +237,7 @@ def _cuts(pre_tokenizer: Mapping[str, Any] | None) -> Iterator[str]:
             case {"type": "Split", "pattern": {"Regex": cut}, "behavior": "Removed", "invert": True}:
                 yield cut
             case _:
-                raise _refused(f"its pre-tokenizer has the step {json.dumps(step)}")
+                raise refused(f"its pre-tokenizer has the step {json.dumps(step)}")
 
 
 def _tokens(description: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
@@ -249,11 +247,11 @@ def _tokens(description: Mapping[str, Any], rows: int) -> tuple[list[str], list[
     for added in description["added_tokens"]:
         for option in ("lstrip", "rstrip", "single_word"):
             if added[option]:
-                raise _refused(f"its token {added['content']!r} has {option}=True")
+                raise refused(f"its token {added['content']!r} has {option}=True")
         names[added["id"]] = added["content"]
         types[added["id"]] = _CONTROL if added["special"] else _USER_DEFINED
     if max(names) >= rows:
-        raise _refused(f"its tokenizer has {max(names) + 1} tokens, and its model {rows}")
+        raise refused(f"its tokenizer has {max(names) + 1} tokens, and its model {rows}")
     return (
         [names.get(row, f"[PAD{row}]") for row in range(rows)],
         [types.get(row, _UNUSED) for row in range(rows)],
@@ -269,8 +267,9 @@ def _added_around(tokenizer: Any) -> tuple[bool, bool]:
             behind = [tokenizer.eos_token_id] if last else []
             if [*before, *bare, *behind] == whole:
                 return first, last
-    raise _refused(f"its tokenizer writes {tokenizer.convert_ids_to_tokens(whole)} for 'a'")
+    raise refused(f"its tokenizer writes {tokenizer.convert_ids_to_tokens(whole)} for 'a'")
 
 
-def _refused(what: str) -> ExportError:
+def refused(what: str) -> ExportError:
+    """For a policy that would be another one in llama.cpp."""
     return ExportError(f"as GGUF the policy would be another one: {what}", hint=CONVERTER)
