@@ -180,7 +180,7 @@ class StoreVersionError(StoreError):
 
 
 class ExportError(AglError):
-    """Rollouts or traces that could not be written, or that the receiver refused."""
+    """Rollouts, traces or a policy that could not be written, or that the receiver refused."""
 
 
 class CheckpointError(AglError):

@@ -11,11 +11,7 @@ import numpy as np
 from tiny_engine import tiny_tokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-ARCHITECTURES = {
-    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
-    "starcoder2": "starcoder2",
-}  # fmt: skip
-"""transformers' model type -> llama.cpp's architecture."""
+from agl.trainer.local.gguf_families import FAMILIES
 
 
 def write_gguf(
@@ -28,7 +24,7 @@ def write_gguf(
             the model's.
     """
     config = model.config
-    architecture = ARCHITECTURES[config.model_type]
+    architecture = FAMILIES[config.model_type].architecture
     writer = gguf.GGUFWriter(path, architecture)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)

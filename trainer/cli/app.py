@@ -64,6 +64,7 @@ class ExportCommand(Command):
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Which rollouts": ("store", "run_id", "mode", "since"),
         "For other trainers": ("where", "agents", "per_task", "margin", "model", "renderer"),
+        "Policy as GGUF": ("precision",),
         "Output": ("out", "format", "tokens", "json_file", "quiet"),
     }
 
@@ -659,16 +660,29 @@ else:
     app.command(epilog=PLAN)(import_module("agl_plan.command").plan)
 
 
-@app.command(cls=ExportCommand, epilog="Example: agl export sft --where 'reward>=1' --out examples")
+@app.command(
+    cls=ExportCommand,
+    epilog="Examples: agl export sft --where 'reward>=1' --out examples; agl export gguf agl-runs/a --type q8_0",
+)
 def export(
-    out: Annotated[Path, typer.Option(help="Directory to write the files to.")],
     what: Annotated[
         str,
         typer.Argument(
             help="rollouts: everything. For other trainers, one file: sft (calls to imitate), pairs (preferences), "
-            "rewards (rollouts with theirs)."
+            "rewards (rollouts with theirs). gguf: a policy as one file for llama.cpp and Ollama."
         ),
     ] = "rollouts",
+    policy: Annotated[
+        str | None,
+        typer.Argument(help="gguf: directory of a run, checkpoint, adapter or model, or hub id.", metavar="DIR"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory to write the files to. gguf: the file (default: NAME-TYPE.gguf, here)."),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option("--type", help="f32, f16 (default), bf16 or q8_0 (8 bits).", metavar="TYPE")
+    ] = None,
     store: StoreOption = None,
     format: Annotated[
         str | None,
@@ -697,11 +711,24 @@ def export(
     json_file: Json = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write rollouts, spans and model calls into files for other programs."""
+    """Write rollouts, spans and model calls, or a policy, into files for other programs."""
     from agl.errors import ConfigError
     from agl.trainer.cli import export as exporting
     from agl.trainer.report.export.rows import RolloutFilter
 
+    if what == "gguf":
+        if policy is None:
+            raise ConfigError("no policy given", hint="agl export gguf DIR, such as that of a run")
+        facts = exporting.export_policy(policy, out, precision or "f16", quiet=quiet)
+        write_json(json_file, facts)
+        if not quiet:
+            typer.echo(printable(exporting.described(facts)))
+        return
+    for name, given in {"--type": precision, "DIR": policy}.items():
+        if given is not None:
+            raise ConfigError(f"{name} is for gguf", hint="agl export gguf DIR --type f16")
+    if out is None:
+        raise ConfigError("no directory given", hint=f"agl export {what} --out DIR")
     if what == "rollouts":
         for name, value in {"--where": where, "--agents": agents, "--per-task": per_task, "--model": model}.items():
             if value is not None:

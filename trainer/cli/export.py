@@ -1,9 +1,9 @@
-"""`agl export` and `agl trace export`: select rollouts of a store, and write or send them."""
+"""`agl export` and `agl trace export`: select rollouts of a store, and write or send them; write a policy."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,39 @@ def export_examples(what: str, out: Path, options: dict[str, Any], **choices: An
     from agl.trainer.traces.stored import Traces
 
     return run_in_thread(write(Traces(**options), what, out, **choices))  # type: ignore[arg-type]
+
+
+def export_policy(model: str, out: Path | None, precision: str, *, quiet: bool) -> dict[str, Any]:
+    """Write a policy as a GGUF file. Returns the facts of `export_gguf`."""
+    from agl.trainer.local.gguf_export import export_gguf
+    from agl.trainer.local.loading import LoadingProgress
+
+    progress = Progress(not quiet, label="tensors")
+
+    def show(done: int, total: int) -> None:
+        if done == 0:
+            progress.began("export", 0, total)
+        else:
+            progress.count()
+
+    try:
+        with LoadingProgress(progress.loading):
+            return export_gguf(model, out, precision, on_tensors=show)
+    finally:
+        progress.stop()
+
+
+def described(facts: Mapping[str, Any]) -> str:
+    """What `export_policy` wrote, and how to use it."""
+    file = facts["file"]
+    size = f"{facts['bytes'] / 1e6:,.1f} MB"
+    lines = [
+        f"{size} in {file}: {facts['architecture']}, {facts['type']}, {facts['tensors']} tensors",
+        *(f"note       {note}" for note in facts["notes"]),
+        f"llama.cpp  llama-server -m {file} --jinja",
+        f"Ollama     ollama create NAME -f Modelfile, with the line: FROM {Path(file).resolve()}",
+    ]
+    return "\n".join(lines)
 
 
 def export_traces(

@@ -13,7 +13,8 @@ import torch
 
 from agl.errors import ModelLoadError
 from agl.trainer.local.embeddings import ADDED_TOKENS, untie
-from agl.trainer.local.gguf import gguf_file, gguf_model, gguf_tokenizer, read_gguf
+from agl.trainer.local.gguf import gguf_file, gguf_model, read_gguf
+from agl.trainer.local.gguf_tokenizer import gguf_tokenizer
 from agl.trainer.local.prepared import is_adapter
 from agl.trainer.local.tokenizer import declared_stops, load, load_config
 from agl.trainer.rendering.rendering import Rendering

@@ -1,6 +1,6 @@
 """What a GGUF file says of a model beyond what transformers reads from it: rope scaling, sizes of heads, windows, caps.
 
-Invariant: every key and tensor of the file is honoured or without effect; a file with any other is refused.
+Invariant: every key and tensor of a file that is read is honoured or without effect; a file with any other is refused.
 Source: the GGUF specification (ggml/docs/gguf.md) and llama.cpp's llama-model.cpp.
 """
 
@@ -78,7 +78,7 @@ def honour(reader: GGUFReader, config: Any, file: Path) -> None:
             continue
         if hasattr(config, attribute):
             setattr(config, attribute, wanted)
-        elif attribute != "head_dim" or wanted != _head_size(config):
+        elif attribute != "head_dim" or wanted != head_size(config):
             unknown.append(f"{architecture}.{key}")
     if value("attention.key_length") != value("attention.value_length"):
         unknown.append(f"{architecture}.attention.value_length")
@@ -88,7 +88,7 @@ def honour(reader: GGUFReader, config: Any, file: Path) -> None:
         # It is in no key: llama.cpp has it by the number of layers, which are the 27B models'.
         of_all_heads = (config.model_type, config.num_hidden_layers) in _SCALED_BY_ALL_HEADS
         heads = config.hidden_size // config.num_attention_heads
-        config.query_pre_attn_scalar = heads if of_all_heads else _head_size(config)
+        config.query_pre_attn_scalar = heads if of_all_heads else head_size(config)
     _set_rope(reader, config, value, file)
 
 
@@ -153,8 +153,8 @@ def _set_rope(reader: GGUFReader, config: Any, value: Value, file: Path) -> None
     if rotary is not None:
         scaled["partial_rotary_factor"] = rotary
     turned = value("rope.dimension_count")
-    if turned is not None and int(turned) != int(_head_size(config) * (rotary or 1.0)):
-        raise _not_understood(f"it turns {turned} of a head's {_head_size(config)} numbers", file)
+    if turned is not None and int(turned) != int(head_size(config) * (rotary or 1.0)):
+        raise _not_understood(f"it turns {turned} of a head's {head_size(config)} numbers", file)
     local_base = value("rope.freq_base_swa")
     if "full_attention" in config.rope_parameters:
         sliding = dict(config.rope_parameters["sliding_attention"])
@@ -223,7 +223,8 @@ def _llama3(plain: dict[str, Any], factors: np.ndarray, file: Path) -> dict[str,
     raise _not_understood(f"its {ROPE_FREQS} are not Llama 3.1's scaling", file)
 
 
-def _head_size(config: Any) -> int:
+def head_size(config: Any) -> int:
+    """How many numbers an attention head of a model has."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 

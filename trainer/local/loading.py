@@ -11,8 +11,8 @@ import re
 import resource
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 SECONDS = 1.0
@@ -146,3 +146,17 @@ class _Bar:
         total = "" if self.total is None else f" of {self.total / 1e6:.1f}"
         # The hub's client gives the end of the URL.
         return f"downloading {self.what.rpartition('/')[2]}: {self.done / 1e6:.1f}{total} MB"
+
+
+@contextmanager
+def no_progress_bar() -> Iterator[None]:
+    """transformers draws no progress bars inside the block."""
+    from transformers.utils import logging
+
+    bar = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bar:
+            logging.enable_progress_bar()

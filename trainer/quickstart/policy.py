@@ -21,6 +21,7 @@ import torch
 from torch.nn import functional
 
 from agl.errors import ConfigError
+from agl.trainer.local.loading import no_progress_bar
 from agl.trainer.quickstart.demos import CAPABLE, MIXED, Demo, demonstrate
 from agl.trainer.quickstart.induction import set_induction_heads
 from agl.trainer.quickstart.tokenizer import MAX_CONTEXT, WORDS, build_tokenizer
@@ -146,7 +147,7 @@ def make_policy(
         else:
             from transformers import LlamaForCausalLM
 
-            with _no_progress_bar():
+            with no_progress_bar():
                 model = LlamaForCausalLM.from_pretrained(str(start), attn_implementation="eager", local_files_only=True)
         tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
@@ -163,7 +164,7 @@ def make_policy(
 
 def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
-    with _no_progress_bar():
+    with no_progress_bar():
         model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     # The one class name with which every transformers release, and so every server, loads tokenizer.json unchanged.
@@ -194,19 +195,6 @@ def _build_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -
     model = LlamaForCausalLM(config)
     model.set_attn_implementation("eager")
     return model
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    from transformers.utils import logging
-
-    bar = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if bar:
-            logging.enable_progress_bar()
 
 
 @contextmanager

@@ -44,6 +44,7 @@ def make(
     own: dict[str, Any] = {} if corpus is None else {"corpus": _lines(corpus), "stages": ()}
     if show and corpus is None:
         console.print("warm start: a policy from scratch, on demonstrations; loading torch and transformers first")
+    from agl.trainer.local.gguf_tokenizer import QWEN2
     from agl.trainer.quickstart.policy import make_policy
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("loss {task.fields[loss]:.3f}"))
@@ -55,8 +56,9 @@ def make(
                 tasks[stage] = bar.add_task(f"warm start: {stage} demonstrations", total=steps, loss=loss)
             bar.update(tasks[stage], completed=step, loss=loss)
 
+        # Of the ways to cut a text that llama.cpp has, so that the policy can be exported: each digit is a token.
         report = make_policy(
-            directory, seed=seed, threads=THREADS, progress=progress, hidden=hidden, layers=layers, **own
+            directory, seed=seed, threads=THREADS, progress=progress, hidden=hidden, layers=layers, words=QWEN2, **own
         )
     (Path(directory) / SEED_FILE).write_text(f"{seed}\n")
     if show:
