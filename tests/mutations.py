@@ -1073,6 +1073,27 @@ MUTATIONS = (
         "",
         unit("answer_facts", "test_a_stored_response_is_returned_until_it_is_deleted"),
     ),
+    Mutation(
+        "neighbouring messages of one role are refused where roles must alternate",
+        "trainer/rendering/normalise.py",
+        "            if len(alternating := joined(messages)) < len(messages):\n",
+        "            if len(alternating := joined(messages)) < 0:\n",
+        api("neighbours", "test_neighbours_are_answered_and_continued[mistral_v3]"),
+    ),
+    Mutation(
+        "neighbouring messages are joined where the template takes them",
+        "trainer/rendering/normalise.py",
+        "    try:\n        return render(messages)\n    except refusals:\n",
+        "    try:\n        return render(joined(messages))\n    except refusals:\n",
+        unit("neighbouring_messages", "test_neighbours_of_one_role_are_answered_and_nothing_else_changes[chatml]"),
+    ),
+    Mutation(
+        "new neighbouring messages are not joined as those of a whole history",
+        "trainer/rendering/bridge.py",
+        '            elif role == "tool":\n',
+        "            elif True:\n",
+        unit("neighbouring_messages", "test_answers_between_neighbours_are_continued"),
+    ),
     # -- tracing and routing ------------------------------------------------------------------------------------------
     Mutation(
         "the provider's key sent to the gateway",
@@ -1486,7 +1507,7 @@ MUTATIONS = (
     Mutation(
         "an answer with another end forks where nothing can fork",
         "trainer/rendering/bridge.py",
-        "if last_id not in self.stop_ids or (len(parts) > 1 and not closed):",
+        "if last_id not in self.stop_ids or (parts[0].kind.roles != kind.roles and not closed):",
         "if last_id not in self.stop_ids:",
         unit("template_refusals", "test_an_answer_with_another_end_is_closed_where_it_cannot_fork"),
     ),

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from agl.errors import ConfigError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.detokenizer import Detokenizer
-from agl.trainer.rendering.normalise import Message, Tools, normalise
+from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
 from agl.trainer.rendering.token_text import CONTEXT
 from agl.trainer.rendering.toolchoice import ForcedCall, forced_call
@@ -196,11 +196,14 @@ class Rendering:
         """
         from jinja2.exceptions import TemplateError
 
-        history = self._model.normalise([*messages, answer])
-        try:
+        def render(history: list[dict[str, Any]]) -> tuple[str, str]:
             prompt = self._model.render(history[:-1], tools or None, True)
-            whole = self._model.render(history, tools or None, False)
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            return prompt, self._model.render(history, tools or None, False)
+
+        refusals = (TemplateError, ValueError, TypeError, KeyError)
+        try:
+            prompt, whole = accepted(render, self._model.normalise([*messages, answer]), refusals)
+        except refusals as error:
             raise ConfigError(f"the chat template refuses these messages: {error}") from error
         if not whole.startswith(prompt):
             raise ConfigError("the chat template writes no answer after its generation prompt")
