@@ -1094,6 +1094,27 @@ MUTATIONS = (
         "            elif True:\n",
         unit("neighbouring_messages", "test_answers_between_neighbours_are_continued"),
     ),
+    Mutation(
+        "log-probs go on after a stop text",
+        "trainer/gateway/completions.py",
+        "        if stopped:\n            entries.end_at",
+        "        if False:\n            entries.end_at",
+        unit("text_completions", "test_log_probs_end_with_the_text_before_a_stop_text"),
+    ),
+    Mutation(
+        "a character of several tokens shifts the places of later ones",
+        "trainer/gateway/text_logprobs.py",
+        "self._length += len(with_it) - len(before_it)",
+        "self._length += len(text)",
+        unit("text_completions", "test_a_tokens_place_is_where_its_first_character_is"),
+    ),
+    Mutation(
+        "a stream of Responses lacks the log-prob of the token that ended it",
+        "trainer/gateway/dialects/responses/stream.py",
+        "if self._request.logprobs and (rest := ",
+        "if False and (rest := ",
+        unit("answer_facts", "test_log_probs_come_with_the_deltas_whose_tokens_they_are[text-False]"),
+    ),
     # -- tracing and routing ------------------------------------------------------------------------------------------
     Mutation(
         "the provider's key sent to the gateway",

@@ -1,7 +1,11 @@
-"""OpenAI's log-probs of a text completion: of each token, its text, log-prob, alternatives and place in the text."""
+"""OpenAI's log-probs of a text completion: of each token, its text, log-prob, alternatives and place in the text.
+
+Invariant: a token's place is where its first character is in the whole text, also where several tokens make a character.
+"""
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +14,10 @@ import numpy as np
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
+
+
+REST = 3
+"""No character has more bytes after its first, and so more tokens."""
 
 
 class TextLogprobs:
@@ -25,7 +33,8 @@ class TextLogprobs:
     def __init__(self, rendering: Rendering) -> None:
         self.json: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         self._rendering = rendering
-        self._offset = 0
+        self._length = 0
+        """Of the text so far, in characters, with what stands for an unfinished one."""
 
     def add(
         self, before: IntArray | list[int], ids: IntArray, values: FloatArray | Sequence[Any], tops: Sequence[Any]
@@ -45,6 +54,16 @@ class TextLogprobs:
                 likely = {self._rendering.decode_after(at, [i]): float(v) for i, v in reversed(top)}
                 likely.setdefault(text, self.json["token_logprobs"][-1])
             self.json["top_logprobs"].append(likely)
-            self.json["text_offset"].append(self._offset)
-            self._offset += len(text)
+            before_it, with_it, settled = (
+                self._rendering.decode(window) for window in (at, [*at, token], [*at, *ids[k : k + 1 + REST].tolist()])
+            )
+            unfinished = len(before_it) - len(os.path.commonprefix([before_it, settled]))
+            self.json["text_offset"].append(self._length - unfinished)
+            self._length += len(with_it) - len(before_it)
             known.append(token)
+
+    def end_at(self, size: int) -> None:
+        """Remove the tokens that begin after the first `size` characters."""
+        count = sum(offset < size for offset in self.json["text_offset"])
+        for values in self.json.values():
+            del values[count:]

@@ -26,7 +26,7 @@ from agl.trainer.gateway.errors import RequestError
 class ResponsesStream:
     """The events of one response.
 
-    Invariant: the deltas of an item add up to the item in `response.output_item.done`, and those items, in order, are
+    Invariant: the deltas of an item, with their log-probs, add up to the item in `response.output_item.done`, and those items, in order, are
     the output of the response that ends the stream.
     """
 
@@ -55,6 +55,9 @@ class ResponsesStream:
             if item["type"] == "message":
                 yield from self._begin_message()
                 (part,) = item["content"]
+                # The token that ended the answer has no text, and so comes with no delta of one.
+                if self._request.logprobs and (rest := self._deltas.logprobs(0, reply.completion, rest=True)):
+                    yield self._in_message("response.output_text.delta", delta="", logprobs=rest)
                 yield self._in_message("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
                 yield self._in_message("response.content_part.done", part=part)
                 yield self._event("response.output_item.done", output_index=index, item=item)
