@@ -1104,7 +1104,7 @@ MUTATIONS = (
     Mutation(
         "a character of several tokens shifts the places of later ones",
         "trainer/gateway/text_logprobs.py",
-        "self._length += len(with_it) - len(before_it)",
+        "self._length += len(self._rendering.decode([*at, token])) - len(before_it)",
         "self._length += len(text)",
         unit("text_completions", "test_a_tokens_place_is_where_its_first_character_is"),
     ),
@@ -1114,6 +1114,20 @@ MUTATIONS = (
         "if self._request.logprobs and (rest := ",
         "if False and (rest := ",
         unit("answer_facts", "test_log_probs_come_with_the_deltas_whose_tokens_they_are[text-False]"),
+    ),
+    Mutation(
+        "propertyOrdering has no effect on the answer",
+        "core/messages/google.py",
+        '        fields["properties"] = {**first, **properties}\n',
+        "        pass\n",
+        unit("google", "test_properties_are_in_the_order_that_is_asked_for"),
+    ),
+    Mutation(
+        "Google's zeros and empty tools are refused",
+        "trainer/gateway/dialects/google/body.py",
+        "if name not in COUNTS or value != 0}",
+        "if True}",
+        unit("google", "test_zeros_and_empty_tools_ask_for_nothing"),
     ),
     # -- tracing and routing ------------------------------------------------------------------------------------------
     Mutation(

@@ -1,11 +1,10 @@
 """OpenAI's log-probs of a text completion: of each token, its text, log-prob, alternatives and place in the text.
 
-Invariant: a token's place is where its first character is in the whole text, also where several tokens make a character.
+Invariant: a token's place is that of its first character in the whole text, also where several tokens make one.
 """
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy as np
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
-
 
 REST = 3
 """No character has more bytes after its first, and so more tokens."""
@@ -54,12 +52,10 @@ class TextLogprobs:
                 likely = {self._rendering.decode_after(at, [i]): float(v) for i, v in reversed(top)}
                 likely.setdefault(text, self.json["token_logprobs"][-1])
             self.json["top_logprobs"].append(likely)
-            before_it, with_it, settled = (
-                self._rendering.decode(window) for window in (at, [*at, token], [*at, *ids[k : k + 1 + REST].tolist()])
-            )
-            unfinished = len(before_it) - len(os.path.commonprefix([before_it, settled]))
-            self.json["text_offset"].append(self._length - unfinished)
-            self._length += len(with_it) - len(before_it)
+            before_it = self._rendering.decode(at)
+            settled = self._rendering.decode([*at, *ids[k : k + 1 + REST].tolist()])
+            self.json["text_offset"].append(self._length - len(before_it) + _in_common(before_it, settled))
+            self._length += len(self._rendering.decode([*at, token])) - len(before_it)
             known.append(token)
 
     def end_at(self, size: int) -> None:
@@ -67,3 +63,8 @@ class TextLogprobs:
         count = sum(offset < size for offset in self.json["text_offset"])
         for values in self.json.values():
             del values[count:]
+
+
+def _in_common(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((k for k, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))

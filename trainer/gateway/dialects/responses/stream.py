@@ -26,8 +26,8 @@ from agl.trainer.gateway.errors import RequestError
 class ResponsesStream:
     """The events of one response.
 
-    Invariant: the deltas of an item, with their log-probs, add up to the item in `response.output_item.done`, and those items, in order, are
-    the output of the response that ends the stream.
+    Invariant: the deltas of an item, with their log-probs, add up to the item in `response.output_item.done`, and those
+    items, in order, are the output of the response that ends the stream.
     """
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest) -> None:
