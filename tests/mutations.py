@@ -1129,6 +1129,13 @@ MUTATIONS = (
         "if True}",
         unit("google", "test_zeros_and_empty_tools_ask_for_nothing"),
     ),
+    Mutation(
+        "a 404 does not name the routes that agl serve adds",
+        "trainer/gateway/app.py",
+        "served_routes(request.app.routes)",
+        "served_routes(request.app.routes[:8])",
+        api("routes", "test_what_is_not_served_says_what_is"),
+    ),
     # -- tracing and routing ------------------------------------------------------------------------------------------
     Mutation(
         "the provider's key sent to the gateway",
