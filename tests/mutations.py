@@ -1136,6 +1136,27 @@ MUTATIONS = (
         "served_routes(request.app.routes[:8])",
         api("routes", "test_what_is_not_served_says_what_is"),
     ),
+    Mutation(
+        "reasoning is streamed as one delta at its end",
+        "trainer/gateway/dialects/deltas.py",
+        "            if self._rendering.reasoning_grows:\n",
+        "            if False:\n",
+        unit("streamed_reasoning", "test_reasoning_comes_while_it_is_sampled_where_the_parser_knows_it"),
+    ),
+    Mutation(
+        "the beginning of a mark is sent as reasoning",
+        "trainer/gateway/dialects/deltas.py",
+        "self._reasoning_held_back = max(stop, len(END_THINK))",
+        "self._reasoning_held_back = stop",
+        unit("streamed_reasoning", "test_what_is_sent_of_reasoning_is_never_withdrawn[template:qwen3]"),
+    ),
+    Mutation(
+        "a stop text stays visible in the reasoning",
+        "trainer/gateway/calls.py",
+        'return ParsedMessage("", (parsed.reasoning or "")[:end] or None)',
+        "return parsed",
+        unit("streamed_reasoning", "test_a_stop_text_within_the_reasoning_ends_the_answer"),
+    ),
     # -- tracing and routing ------------------------------------------------------------------------------------------
     Mutation(
         "the provider's key sent to the gateway",

@@ -31,10 +31,13 @@ class PackageRenderer(TokenText):
     Attributes:
         stop_token_ids: the tokens that the renderer knows to end an assistant's turn.
         thinks: whether `parse` reads reasoning between `<think>` and `</think>`.
+        reasoning_grows: as of `ChatTemplate`. Some of these parsers strip it once it has ended.
 
     Raises:
         ConfigError: no such renderer, or the tokenizer lacks its control tokens.
     """
+
+    reasoning_grows = False
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         super().__init__(tokenizer)

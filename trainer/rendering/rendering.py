@@ -56,7 +56,8 @@ class Rendering:
     Attributes:
         renderer: the name of the one in use. stop_token_ids: the tokens that end an answer.
         tools_refusal: why requests with tools are refused; None if they are not. vocabulary_size: how many tokens there
-            are.
+            are. reasoning_grows: whether the reasoning that `parse` reads in a beginning of an answer begins the whole
+            answer's.
 
     Raises:
         ConfigError: no such renderer, or it does not fit the tokenizer.
@@ -83,6 +84,7 @@ class Rendering:
             self._model = PackageRenderer(tokenizer, self.renderer)
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
+        self.reasoning_grows = self._model.reasoning_grows
         self._possible_calls: dict[str, ForcedCall | None] = {}
         self._marked = {THINK, END_THINK} <= tokenizer.get_added_vocab().keys()
 
