@@ -97,10 +97,11 @@ def _functions(tools: list[Any]) -> list[Any]:
 
 
 def json_schema(schema: Any) -> Any:
-    """Google's `Schema` (OpenAPI's: types in capitals, `nullable`, counts that may be text) as a JSON schema."""
+    """Google's `Schema` (OpenAPI's: types in capitals, `nullable`, counts that may be text) as a JSON schema, with its
+    properties in the order of `propertyOrdering`."""
     if not isinstance(schema, Mapping):
         return schema
-    fields = {name: value for name, value in camel(schema).items() if name not in ("nullable", "propertyOrdering")}
+    fields = {name: value for name, value in _in_order(camel(schema)).items() if name != "nullable"}
     for name, value in fields.items():
         if name == "type" and isinstance(value, str):
             fields[name] = value.lower()
@@ -112,3 +113,24 @@ def json_schema(schema: Any) -> Any:
         elif name[:3] in ("min", "max") and isinstance(value, str) and value.isdecimal():
             fields[name] = int(value)
     return {"anyOf": [fields, {"type": "null"}]} if schema.get("nullable") else fields
+
+
+def ordered(schema: Any) -> Any:
+    """A JSON schema with properties in the order of `propertyOrdering`, which Google allows in one as well."""
+    if isinstance(schema, list):
+        return [ordered(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {name: ordered(value) for name, value in _in_order(schema).items()}
+
+
+def _in_order(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema without its `propertyOrdering`, its properties in that order; others follow in their own."""
+    names, properties = schema.get("propertyOrdering"), schema.get("properties")
+    if not isinstance(names, list):
+        return schema
+    fields = {name: value for name, value in schema.items() if name != "propertyOrdering"}
+    if isinstance(properties, Mapping):
+        first = {name: properties[name] for name in names if isinstance(name, str) and name in properties}
+        fields["properties"] = {**first, **properties}
+    return fields

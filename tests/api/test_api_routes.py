@@ -8,10 +8,12 @@ from typing import Any
 
 import httpx
 import pytest
+from applications import SHOP, served
 from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving
 from sdk_clients import anthropic_client, google_client, openai_client
 
 from agl.errors import EngineError
+from agl.trainer.gateway.completions import routes as routes_of_text
 
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 HEADERS = {
@@ -154,6 +156,47 @@ async def test_what_is_not_served_is_refused_in_the_form_of_its_api() -> None:
                 if status == 405:
                     assert answer.headers["allow"]
         assert await attempt.close() == []
+
+
+def listed(message: str) -> list[tuple[str, str]]:
+    """(method, path) of each route that an error says is served."""
+    (_, _, words) = message.partition("Served are: ")
+    return [
+        (method, path) for method, _, paths in (of.partition(" ") for of in words.split("; "))
+        for path in paths.split(", ")
+    ]  # fmt: skip
+
+
+@in_loop
+async def test_what_is_not_served_says_what_is() -> None:
+    async with serving(["x"]) as rig, served(["x"], routes=routes_of_text) as application:
+        attempt = await rig.attempt()
+        of_attempt = {"authorization": f"Bearer {attempt.key}"}
+        of_application = {"authorization": f"Bearer {SHOP}"}
+        for base, headers in (
+            (attempt.url().removesuffix("/v1"), of_attempt),
+            (application.url, of_application),
+        ):
+            async with httpx.AsyncClient(trust_env=False, headers=headers) as http:
+                refused = await http.post(f"{base}/v1/embeddings", json={})
+                found = listed(error_of("openai", refused)[1])
+                assert len(found) == len(set(found))
+                assert {
+                    ("POST", "/v1/chat/completions"), ("POST", "/v1/responses"), ("POST", "/v1/messages"),
+                    ("POST", "/v1/messages/count_tokens"), ("POST", "/v1/responses/input_tokens"),
+                    ("GET", "/v1/responses/RESPONSE"), ("DELETE", "/v1/responses/RESPONSE"),
+                    ("GET", "/v1/responses/RESPONSE/input_items"), ("GET", "/VERSION/models"),
+                    ("POST", "/VERSION/models/MODEL:generateContent"),
+                    ("POST", "/VERSION/models/MODEL:streamGenerateContent"),
+                    ("POST", "/VERSION/models/MODEL:countTokens"), ("GET", "/health"),
+                } <= {*found}  # fmt: skip
+                text = {("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/detokenize")}
+                assert text & {*found} == (text if base == application.url else set())
+                for method, path in found:
+                    at = httpx.URL(base).join("/health") if path == "/health" else base + path
+                    url = str(at).replace("VERSION", "v1beta").replace("MODEL", "policy")
+                    answer = await http.request(method, url, json={})
+                    assert "is not served" not in answer.text, (method, path)
 
 
 @in_loop

@@ -372,6 +372,38 @@ def test_schemas(fields: Any, schema: Any) -> None:
     assert (json.loads(grammar) if grammar else None) == schema
 
 
+@pytest.mark.parametrize("name", ["responseSchema", "response_schema", "responseJsonSchema"])
+def test_properties_are_in_the_order_that_is_asked_for(name: str) -> None:
+    ordering = "property_ordering" if "_" in name else "propertyOrdering"
+    of = {each: {"type": "integer"} for each in "abcd"}
+    inner = {"type": "object", "properties": of, ordering: ["c", "a"]}
+    schema = {
+        "type": "object", ordering: ["second", "no such property", "first"],
+        "properties": {"first": {"type": "array", "items": inner}, "propertyOrdering": inner, "second": inner},
+    }  # fmt: skip
+    form = {"responseMimeType": "application/json", name: schema}
+    held = json.loads(asked(generationConfig=form).sampling.grammar)
+    assert [*held["properties"]] == ["second", "first", "propertyOrdering"]
+    for each in (held["properties"]["first"]["items"], held["properties"]["second"]):
+        assert [*each["properties"]] == ["c", "a", "b", "d"]
+        assert ordering not in each
+    assert ordering not in held
+
+
+def test_zeros_and_empty_tools_ask_for_nothing() -> None:
+    plain = asked()
+    for fields in (
+        {"generationConfig": {"maxOutputTokens": 0, "candidateCount": 0, "topK": 0}},
+        {"generationConfig": {"max_output_tokens": 0, "candidate_count": 0}},
+        {"tools": [{}]},
+        {"tools": [{}, {"functionDeclarations": None}, {"functionDeclarations": []}]},
+        {"tools": {}},
+    ):
+        found = asked(**fields)
+        assert (found.tools, found.n, found.sampling) == (plain.tools, plain.n, plain.sampling)
+    assert asked(tools=[{}, *TOOLS]).tools == asked(tools=TOOLS).tools
+
+
 def test_fields_without_effect_are_accepted() -> None:
     safety = [{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "BLOCK_NONE"}]
     asked(safetySettings=safety, labels={"a": "b"}, serviceTier="flex", cachedContent=None)
@@ -386,10 +418,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "contents of text": ({"contents": "hi"}, "contents"),
     "unknown field": ({"content": [USER]}, "contents"),
     "unknown option": ({"generationConfig": {"maxTokens": 5}}, "generationConfig.maxTokens"),
-    "no tokens": ({"generationConfig": {"maxOutputTokens": 0}}, "maxOutputTokens"),
+    "fewer than no tokens": ({"generationConfig": {"maxOutputTokens": -1}}, "maxOutputTokens"),
     "too hot": ({"generationConfig": {"temperature": 2.5}}, "temperature"),
     "half a token": ({"generationConfig": {"topK": 1.5}}, "topK"),
-    "candidates": ({"generationConfig": {"candidateCount": 0}}, "candidateCount"),
+    "candidates": ({"generationConfig": {"candidateCount": -1}}, "candidateCount"),
     "role": ({"contents": [{"role": "assistant", "parts": [{"text": "x"}]}]}, "contents.0.role"),
     "no parts": ({"contents": [{"role": "user"}]}, "contents.0.parts"),
     "a part of text": ({"contents": [{"role": "user", "parts": ["x"]}]}, "text alone"),

@@ -6,6 +6,7 @@ import json
 import random
 from typing import Any
 
+import httpx
 import jsonschema
 import numpy as np
 import pytest
@@ -75,6 +76,22 @@ async def test_an_answer_that_is_held_to_a_schema_is_json_of_it(source: str, mar
     if tools and Rendering(tokenizer).tools_refusal:
         return
     await _ask(tokenizer, source, Rendering(tokenizer), tools, thinks=marked and source == "thoughts")
+
+
+@in_loop
+async def test_an_answer_has_its_properties_in_the_order_that_google_is_asked_for() -> None:
+    tokenizer = tiny_tokenizer(CHATML, "<|im_end|>", CHAT)
+    properties = {name: {"type": "BOOLEAN"} for name in ("a", "b", "c")}
+    schema = {"type": "OBJECT", "properties": properties, "required": [*properties], "propertyOrdering": ["c", "a"]}
+    form = {"responseMimeType": "application/json", "responseSchema": schema}
+    body = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], "generationConfig": form}
+    async with serving(RandomEngine(tokenizer, "order"), tokenizer) as rig:
+        attempt = await rig.attempt()
+        url = attempt.url().removesuffix("/v1") + "/v1beta/models/m:generateContent"
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await http.post(url, json=body, headers={"x-goog-api-key": attempt.key})
+    [part] = answer.json()["candidates"][0]["content"]["parts"]
+    assert [*json.loads(part["text"])] == ["c", "a", "b"]
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "qwen3.5", "llama-3", "deepseek-v3"])

@@ -443,7 +443,7 @@ def test_what_cannot_be_rendered_is_a_clear_error():
     with pytest.raises(ModelLoadError, match="no chat template"):
         Rendering(tiny_tokenizer(CHATML, "<|im_end|>"))
     with pytest.raises(ConfigError, match="roles must alternate"):
-        rendering("mistral_v3").prompt([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+        rendering("mistral_v3").prompt([{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}])
     fails = "{{ messages[0].content + 1 }}"
     with pytest.raises(ConfigError, match="TypeError"):
         Rendering(tiny_tokenizer(CHATML, "<|im_end|>", fails)).prompt([{"role": "user", "content": "a"}])

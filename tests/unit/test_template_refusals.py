@@ -31,6 +31,7 @@ from agl.mdp.types import int_array
 from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.calls import ChatRequest, assistant_message, rendered_prompt
 from agl.trainer.gateway.sessions import ForkCause, SessionMatch, Sessions
+from agl.trainer.rendering.normalise import joined
 from agl.trainer.rendering.refusals import refused_histories
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.toolchoice import VALUE, placeholder_call
@@ -193,6 +194,16 @@ def lenient(name: str) -> Any:
     return tokenizer
 
 
+def alternates(model: Rendering) -> bool:
+    """Whether the template refuses two user messages in a row."""
+    user = {"role": "user", "content": "one?"}
+    try:
+        model._model.render([user, user], None, True)
+    except TemplateError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("name", ["llama31", "mistral_v3", "trl_llama3_1", "trl_gemma", "trl_gemma3", "trl_cohere"])
 def test_what_is_written_apart_is_what_the_template_would_write_together(name: str) -> None:
     if name not in TEMPLATE_TOKENS and name not in published_templates():
@@ -208,8 +219,9 @@ def test_what_is_written_apart_is_what_the_template_would_write_together(name: s
             ids, match = conversation.prompt()
             if match.parent is None:
                 continue
+            history = model._model.normalise(conversation.messages)
             whole = lenient(name).apply_chat_template(
-                model._model.normalise(conversation.messages), tools=conversation.tools,
+                joined(history) if alternates(model) else history, tools=conversation.tools,
                 add_generation_prompt=True, tokenize=False,
             )  # fmt: skip
             tried += 1
@@ -385,17 +397,29 @@ def test_a_result_stands_under_the_name_of_the_tool_that_was_called() -> None:
     assert written.startswith("\n<|im_start|>tool of lookup\n2<|im_end|>")
 
 
-def test_an_answer_with_another_end_is_closed_where_it_cannot_fork() -> None:
-    alternates = "m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user'"
-    conversation = begun(chatml(alternates, end="<|endoftext|>"))
+@pytest.mark.parametrize(
+    ("refuse", "answer", "roles", "turns"),
+    [
+        (
+            "m.role == 'user' and not loop.first and messages[loop.index0 - 1].role == 'user'", "Plain.",
+            ("user", "user"), ["user\ntold 0\n\ntold 1"],
+        ),
+        ("called > 1", _hermes([("lookup", {}), ("lookup", {})]), (), ["tool\nresult 0", "tool\nresult 1"]),
+    ],
+    ids=["neighbours", "two results"],
+)  # fmt: skip
+def test_an_answer_with_another_end_is_closed_where_it_cannot_fork(
+    refuse: str, answer: str, roles: tuple[str, ...], turns: list[str]
+) -> None:
+    conversation = begun(chatml(refuse, end="<|endoftext|>"))
     assert conversation is not None
     model = conversation.model
     assert [model.decode([token]) for token in model.stop_token_ids] == ["<|endoftext|>", "<|im_end|>"]
-    conversation.tell(("user", "user"), conversation.answer("Plain.", model.stop_token_ids[0]))
+    conversation.tell(roles, conversation.answer(answer, model.stop_token_ids[0]))
     ids, match = conversation.prompt()
     assert match.parent is not None
-    turns = "".join(f"<|im_start|>user\ntold {i}<|im_end|>\n" for i in range(2))
-    assert model.decode(ids[len(conversation.sampled) :]) == f"<|im_end|>\n{turns}<|im_start|>assistant\n"
+    written = "".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns)
+    assert model.decode(ids[len(conversation.sampled) :]) == f"<|im_end|>\n{written}<|im_start|>assistant\n"
 
 
 def test_a_second_tool_turn_is_continued_where_no_history_has_one() -> None:
@@ -479,8 +503,5 @@ def test_doctor_knows_what_a_template_refuses() -> None:
     assert refused_histories(rendering("llama31")) == {
         "two tool calls in one answer": "This model only supports single tool-calls at once!"
     }
-    assert set(refused_histories(rendering("mistral_v3"))) == {
-        "two user messages in a row",
-        "a user message after a tool's result",
-    }
+    assert set(refused_histories(rendering("mistral_v3"))) == {"a user message after a tool's result"}
     assert set(refused_histories(chatml(REFUSED["an empty answer"][0]))) == {"an empty answer"}

@@ -7,11 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 from applications import KEYS, SHOP, Served, served
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scripted import ScriptedEngine, in_loop, logprob, quick_tokenizer
+from tiny_tokenizers import sentencepiece_tokenizer
 
+from agl.mdp.types import int_array
 from agl.trainer.gateway.completions import routes
+from agl.trainer.gateway.text_logprobs import TextLogprobs
+from agl.trainer.rendering.rendering import Rendering
 
 TEXT = "What is 3 + 4?"
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+"""A chat template."""
 
 
 class Scoring(ScriptedEngine):
@@ -84,6 +92,42 @@ async def test_log_probs_are_those_of_the_sampled_tokens():
         assert "".join(entries["tokens"]) == at.engine.tokenizer.decode(ids)
         assert entries["text_offset"][0] == 0
         assert list(entries["top_logprobs"][0]) == entries["tokens"][:1]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@in_loop
+async def test_log_probs_end_with_the_text_before_a_stop_text(echo: bool):
+    async with _served(Scoring(quick_tokenizer(), ["seven is the answer"])) as at:
+        for stop, said in ((" the", "seven is"), ("v", "se"), ("seven", ""), ("nowhere", "seven is the answer")):
+            choice = (await _answer(at, logprobs=1, max_tokens=50, stop=[stop], echo=echo))["choices"][0]
+            entries = choice["logprobs"]
+            text = (TEXT if echo else "") + said
+            assert choice["text"] == text
+            assert {len(values) for values in entries.values()} == {len(entries["tokens"])}
+            assert all(offset < len(text) for offset in entries["text_offset"]) or stop == "nowhere"
+            # A token may begin before the stop text and end in it.
+            assert "".join(entries["tokens"]).startswith(text)
+
+
+@pytest.mark.parametrize("style", ["bytes", "legacy", "first"])
+@given(text=st.text(min_size=1, max_size=12), before=st.sampled_from(["The answer is", "漢"]))
+@settings(max_examples=60, deadline=None)
+def test_a_tokens_place_is_where_its_first_character_is(style: str, text: str, before: str):
+    model = Rendering(quick_tokenizer() if style == "bytes" else sentencepiece_tokenizer(style, PLAIN))
+    prompt = int_array(model.encode(before))
+    ids = int_array(model.encode(before + text)[prompt.size :])
+    whole = model.decode_after(prompt, ids)
+    entries = TextLogprobs(model)
+    entries.add(prompt, ids, [0.0] * ids.size, [])
+    places = entries.json["text_offset"]
+    assert places == sorted(places)
+    for k, (place, token) in enumerate(zip(places, entries.json["tokens"], strict=True)):
+        before_it = model.decode_after(prompt, ids[:k])
+        assert before_it[:place] == whole[:place]
+        # Only what stands for an unfinished character is not before it.
+        assert place == len(before_it) or before_it[place:].strip("\ufffd") == ""
+        if "\ufffd" not in token:
+            assert whole[place : place + len(token)] == token
 
 
 @in_loop

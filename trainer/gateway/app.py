@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.tracing.http_hooks import GOOGLE as GOOGLE_METHODS
@@ -30,6 +31,9 @@ from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits, Refused
+
+_BASE = http.PREFIX.removesuffix("/v1")
+"""What comes before a version in the paths of an attempt's agent: a client's base URL."""
 
 
 def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limits | None = None) -> ASGIApp:
@@ -65,8 +69,8 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
         *extra_routes,
         Route("/health", health),
         # Of any version: a client's base URL can end in /v1, to which it adds its own.
-        Route(f"{http.PREFIX.removesuffix('/v1')}/{{version}}/models", models),
-        Route(f"{http.PREFIX.removesuffix('/v1')}/{{version}}/models/{{model:path}}", model),
+        Route(f"{_BASE}/{{version}}/models", models),
+        Route(f"{_BASE}/{{version}}/models/{{model:path}}", model),
     ]
     app = Starlette(routes=routes, exception_handlers=error_handlers(_describe, RequestError, HTTPException))
     app.router.redirect_slashes = False
@@ -146,7 +150,7 @@ def _google_routes(gateway: Gateway) -> list[Route]:
         return await http.generation_endpoint(gateway, replace(dialect, read=read))(request)
 
     # A client's base URL can end in /v1, to which it adds the version.
-    prefixes = (http.PREFIX, http.PREFIX.removesuffix("/v1"))
+    prefixes = (http.PREFIX, _BASE)
     paths = [f"{prefix}/{{version}}/models/{{model:path}}" for prefix in prefixes]
     endpoints = dict.fromkeys(GOOGLE_METHODS, call) | {":countTokens": count_tokens, ":{method}": _unserved}
     return [Route(path + method, endpoints[method], methods=["POST"]) for path in paths for method in endpoints]
@@ -157,16 +161,27 @@ async def _unserved(_: Request) -> Response:
     raise HTTPException(404)
 
 
-_SERVED = (
-    "The gateway has POST chat/completions, responses, messages, v1beta/models/MODEL:generateContent, and GET models"
-)
+def served_routes(routes: Sequence[BaseRoute]) -> str:
+    """What is served, in words: each method with its paths as clients know them, a path's parameters in capitals."""
+    paths: dict[str, dict[str, None]] = {}
+    for route in routes:
+        if not isinstance(route, Route) or route.endpoint is _unserved:
+            continue
+        path = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: found[1].upper(), route.path.removeprefix(_BASE))
+        if path.startswith(("/v1/v1/", "/v1/VERSION/")):
+            path = path.removeprefix("/v1")
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(method, {})[path] = None
+    return "; ".join(f"{method} {', '.join(of)}" for method, of in paths.items())
 
 
 def _instead(request: Request) -> str:
     """What a client can do that asked for what is not served."""
     if "upgrade" in request.headers:
         return "A policy in training answers over HTTP, not over a WebSocket: choose that transport in the client"
-    return NO_COMPACTION if request.url.path.endswith("/responses/compact") else _SERVED
+    if request.url.path.endswith("/responses/compact"):
+        return NO_COMPACTION
+    return f"Served are: {served_routes(request.app.routes)}"
 
 
 def _describe(request: Request, error: Exception) -> tuple[Any, int]:

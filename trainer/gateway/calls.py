@@ -166,9 +166,20 @@ def rendered_prompt(
 
 
 def cut_at_stop(parsed: ParsedMessage, stop: Sequence[str]) -> ParsedMessage:
-    """Remove a stop text and what follows it from the answer's text; its tokens stay in the completion."""
-    ends = [at for s in stop if (at := parsed.content.find(s)) >= 0]
-    return replace(parsed, content=parsed.content[: min(ends)]) if ends else parsed
+    """Remove a stop text and what follows it from an answer; its tokens stay in the completion.
+
+    Engines end an answer at a stop text wherever it occurs, as vLLM does: within the reasoning, no text follows.
+    """
+    if (end := _first(stop, parsed.reasoning or "")) is not None:
+        return ParsedMessage("", (parsed.reasoning or "")[:end] or None)
+    if (end := _first(stop, parsed.content)) is not None:
+        return replace(parsed, content=parsed.content[:end])
+    return parsed
+
+
+def _first(texts: Sequence[str], within: str) -> int | None:
+    """Where the first of some texts begins; None if there is none."""
+    return min((at for text in texts if (at := within.find(text)) >= 0), default=None)
 
 
 def assistant_message(

@@ -221,10 +221,17 @@ class _Work:
         """(number, prompt) of each answer."""
         return list(enumerate(prompt for prompt in self.prompts for _ in range(self.body.n or 1)))
 
+    def whole_text(self, prompt: IntArray, ids: Sequence[int]) -> str:
+        """The text of an answer's tokens, without the token that ends it."""
+        rest = [i for i in ids if i not in self.served.stop_token_ids]
+        return self.served.rendering.decode_after(prompt[-CONTEXT:], rest)
+
     def text(self, prompt: IntArray, ids: Sequence[int]) -> str:
         """The text of an answer's tokens, up to a stop text."""
-        rest = [i for i in ids if i not in self.served.stop_token_ids]
-        text = self.served.rendering.decode_after(prompt[-CONTEXT:], rest)
+        return self.cut(self.whole_text(prompt, ids))
+
+    def cut(self, text: str) -> str:
+        """A text up to a stop text in it."""
         ends = [at for s in self.stop if (at := text.find(s)) >= 0]
         return text[: min(ends)] if ends else text
 
@@ -319,7 +326,9 @@ def _count(work: _Work, completions: Sequence[Completion], measured: Measured) -
 
 async def _choice(work: _Work, number: int, prompt: IntArray, completion: Completion) -> dict[str, Any]:
     body, rendering = work.body, work.served.rendering
-    text = await asyncio.to_thread(work.text, prompt, completion.token_ids.tolist())
+    whole = await asyncio.to_thread(work.whole_text, prompt, completion.token_ids.tolist())
+    text = work.cut(whole)
+    stopped = len(text) < len(whole)
     if body.echo:
         text = await asyncio.to_thread(rendering.decode, prompt) + text
     logprobs = None
@@ -333,6 +342,8 @@ async def _choice(work: _Work, number: int, prompt: IntArray, completion: Comple
                 await asyncio.to_thread(entries.add, prompt[:1], prompt[1:], values, pairs)
         sampled = completion.token_ids, completion.logprobs, completion.top_logprobs
         await asyncio.to_thread(entries.add, prompt, *sampled)
+        if stopped:
+            entries.end_at(len(text))
         logprobs = entries.json
     return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": _finish_reason(completion)}
 

@@ -1,4 +1,7 @@
-"""OpenAI's log-probs of a text completion: of each token, its text, log-prob, alternatives and place in the text."""
+"""OpenAI's log-probs of a text completion: of each token, its text, log-prob, alternatives and place in the text.
+
+Invariant: a token's place is that of its first character in the whole text, also where several tokens make one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ import numpy as np
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
+
+REST = 3
+"""No character has more bytes after its first, and so more tokens."""
 
 
 class TextLogprobs:
@@ -25,7 +31,8 @@ class TextLogprobs:
     def __init__(self, rendering: Rendering) -> None:
         self.json: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         self._rendering = rendering
-        self._offset = 0
+        self._length = 0
+        """Of the text so far, in characters, with what stands for an unfinished one."""
 
     def add(
         self, before: IntArray | list[int], ids: IntArray, values: FloatArray | Sequence[Any], tops: Sequence[Any]
@@ -45,6 +52,19 @@ class TextLogprobs:
                 likely = {self._rendering.decode_after(at, [i]): float(v) for i, v in reversed(top)}
                 likely.setdefault(text, self.json["token_logprobs"][-1])
             self.json["top_logprobs"].append(likely)
-            self.json["text_offset"].append(self._offset)
-            self._offset += len(text)
+            before_it = self._rendering.decode(at)
+            settled = self._rendering.decode([*at, *ids[k : k + 1 + REST].tolist()])
+            self.json["text_offset"].append(self._length - len(before_it) + _in_common(before_it, settled))
+            self._length += len(self._rendering.decode([*at, token])) - len(before_it)
             known.append(token)
+
+    def end_at(self, size: int) -> None:
+        """Remove the tokens that begin after the first `size` characters."""
+        count = sum(offset < size for offset in self.json["text_offset"])
+        for values in self.json.values():
+            del values[count:]
+
+
+def _in_common(a: str, b: str) -> int:
+    """How many characters two texts begin with alike."""
+    return next((k for k, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))

@@ -6,7 +6,8 @@ it is not, there is a reason instead of a continuation.
 
 Some templates refuse conversations that a policy can cause: two tool calls in one answer, or a user message after a
 tool result. There is no text of such a conversation that a continuation could differ from, so the new messages are
-written part by part, each as the template writes it after an answer.
+written part by part, each as the template writes it after an answer. Neighbours of one role that the template refuses
+are joined, as they are in a whole history (`normalise.joined`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from jinja2.exceptions import TemplateError
 
 from agl.mdp.types import IntArray
-from agl.trainer.rendering.normalise import Tools
+from agl.trainer.rendering.normalise import Tools, joined
 from agl.trainer.rendering.token_text import CONTEXT
 from agl.trainer.rendering.toolchoice import NAME, PLACEHOLDER_TOOLS, VALUE, Render, placeholder_call
 
@@ -75,10 +76,12 @@ class Part:
 
     Attributes:
         kind: of a conversation in which they follow an answer. joint: its joint.
+        count: how many they are; more than the roles of `kind` where neighbours of one role are joined.
     """
 
     kind: Kind
     joint: Joint
+    count: int
 
 
 class _NotAppendOnly(Exception):
@@ -145,8 +148,8 @@ class TemplateBridge:
         before = np.concatenate([prompt[-CONTEXT:], response])
         last_id = int(response[-1]) if response.size else None
         closed = self._control.get(close) == last_id
-        # What the template does not take together cannot fork: there, any other end is followed by the template's.
-        if last_id not in self.stop_ids or (len(parts) > 1 and not closed):
+        # What the template does not take as it is has no exact text: any other end is followed by the template's.
+        if last_id not in self.stop_ids or (parts[0].kind.roles != kind.roles and not closed):
             return self._encode(before, close + tail)
         if not closed:
             return f"the answer ended with token {last_id}, the chat template ends it with {close!r}"
@@ -188,24 +191,31 @@ class TemplateBridge:
         joint = self._joint(kind)
         for earlier in _earlier(kind):
             self._check(kind, joint, earlier)
-        return (Part(kind, joint),)
+        return (Part(kind, joint, len(kind.roles)),)
 
     def _apart(self, kind: Kind) -> tuple[Part, ...]:
-        """New messages that the template does not take together: runs of one role, or single messages.
+        """New messages that the template does not take together: runs of one role, joined ones, or single results.
 
         What is among the old ids is in the history of no part: the system message, and tools but for the last part.
 
         Raises:
             _NotAppendOnly, TemplateError: the template does not take them apart either.
         """
-        kinds: list[Kind] = []
+        kinds: list[tuple[Kind, int]] = []
         for role, run in groupby(kind.roles):
             together = replace(kind, roles=tuple(run), system=False, tools=False)
             alone = replace(together, roles=(role,))
-            kinds += [together] if self._accepts(together) else [alone] * len(together.roles)
+            count = len(together.roles)
+            if self._accepts(together):
+                kinds.append((together, count))
+            elif role == "tool":
+                kinds += [(alone, 1)] * count
+            else:
+                kinds.append((alone, count))
         # Some templates write the tools anew before the last message.
-        kinds[-1] = replace(kinds[-1], tools=kind.tools)
-        return tuple(Part(part, self._joint(part)) for part in kinds)
+        last, count = kinds[-1]
+        kinds[-1] = replace(last, tools=kind.tools), count
+        return tuple(Part(part, self._joint(part), count) for part, count in kinds)
 
     def _joint(self, kind: Kind) -> Joint:
         """The joint in the shortest conversation of a kind.
@@ -269,10 +279,11 @@ class TemplateBridge:
         texts = []
         rest = new_messages
         for part in parts:
-            count = len(part.kind.roles)
-            text = self._part_tail(part, rest[:count], tools, first=not texts, last=len(rest) == count)
-            texts.append(text)
-            rest = rest[count:]
+            messages = rest[: part.count]
+            if part.count > len(part.kind.roles):
+                messages = joined(messages)
+            rest = rest[part.count :]
+            texts.append(self._part_tail(part, messages, tools, first=not texts, last=not rest))
         return "".join(texts)
 
     def _part_tail(self, part: Part, messages: list[dict[str, Any]], tools: Tools, *, first: bool, last: bool) -> str:

@@ -13,7 +13,7 @@ from jinja2.exceptions import TemplateError
 from agl.errors import ConfigError, ModelLoadError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
-from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
+from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
 from agl.trainer.rendering.token_text import CONTEXT, TokenText
 from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
@@ -45,10 +45,13 @@ class ChatTemplate(TokenText):
     Attributes:
         stop_token_ids: the tokenizer's end token and the tokens that the template ends an assistant's turn with.
         thinks: whether `parse` reads reasoning, as it does where the template speaks of it.
+        reasoning_grows: whether the reasoning that `parse` reads in the beginning of an answer begins the whole one's.
 
     Raises:
         ModelLoadError: there is no chat template, or it does not show the model what a user says.
     """
+
+    reasoning_grows = True
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -125,12 +128,13 @@ class ChatTemplate(TokenText):
         if tools and (refusal := self.tools_refusal) is not None:
             raise refusal
         try:
-            return self.encode(self.render(self.normalise(messages), tools, True))
+            text = accepted(lambda m: self.render(m, tools, True), self.normalise(messages), (TemplateError,))
         except TemplateError as error:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise ConfigError(
                 f"the chat template refuses these messages: {error}", hint=f"their roles are: {roles}"
             ) from error
+        return self.encode(text)
 
     def extend(
         self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from agl.errors import ConfigError
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
+Rendered = TypeVar("Rendered")
+
+NEIGHBOURS = "\n\n"
+"""What stands between the texts of neighbouring messages of one role where a template refuses them as they are."""
 
 
 def normalise(messages: Sequence[Message], *, parse_arguments: bool, developer: bool) -> list[dict[str, Any]]:
@@ -27,6 +32,53 @@ def normalise(messages: Sequence[Message], *, parse_arguments: bool, developer: 
         ConfigError: a message has a part that is not text, or no role.
     """
     return [_message(m, parse_arguments, developer) for m in with_tool_names(messages)]
+
+
+def joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`messages` with neighbours of one role as one message, for templates whose roles must alternate.
+
+    The APIs allow such neighbours. Their texts, and their reasoning, are separated by `NEIGHBOURS`; tool calls follow
+    each other. Results of tools are not joined, since each belongs to its own call.
+
+    Args:
+        messages: normalised.
+    """
+    out: list[dict[str, Any]] = []
+    for message in messages:
+        if not out or message["role"] == "tool" or message["role"] != out[-1]["role"]:
+            out.append(message)
+            continue
+        last = {**out[-1], **message}
+        for key in ("content", "reasoning_content"):
+            texts = [text for text in (out[-1].get(key), message.get(key)) if text]
+            if key in last:
+                last[key] = NEIGHBOURS.join(texts)
+        if "tool_calls" in last:
+            last["tool_calls"] = [*out[-1].get("tool_calls", ()), *message.get("tool_calls", ())]
+        out[-1] = last
+    return out
+
+
+def accepted(
+    render: Callable[[list[dict[str, Any]]], Rendered],
+    messages: list[dict[str, Any]],
+    refusals: tuple[type[Exception], ...],
+) -> Rendered:
+    """What a template makes of messages or, where it refuses them, of the `joined` ones.
+
+    Args:
+        render: the template. messages: normalised. refusals: what it raises of messages that it refuses.
+
+    Raises:
+        Exception: one of `refusals`, of the messages as they are.
+    """
+    try:
+        return render(messages)
+    except refusals:
+        with suppress(*refusals):
+            if len(alternating := joined(messages)) < len(messages):
+                return render(alternating)
+        raise
 
 
 def with_tool_names(messages: Sequence[Message]) -> list[dict[str, Any]]:

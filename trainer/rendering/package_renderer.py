@@ -12,7 +12,7 @@ from renderers.configs import DefaultRendererConfig, config_from_name
 from agl.errors import ConfigError, nearest
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, example
-from agl.trainer.rendering.normalise import Message, Tools, normalise, rename_call_ids, with_native_ids
+from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.token_text import TokenText
 from agl.trainer.rendering.toolparsers import Malformed, ParsedMessage, Piece, assemble, tool_call
@@ -31,10 +31,13 @@ class PackageRenderer(TokenText):
     Attributes:
         stop_token_ids: the tokens that the renderer knows to end an assistant's turn.
         thinks: whether `parse` reads reasoning between `<think>` and `</think>`.
+        reasoning_grows: as of `ChatTemplate`. Some of these parsers strip it once it has ended.
 
     Raises:
         ConfigError: no such renderer, or the tokenizer lacks its control tokens.
     """
+
+    reasoning_grows = False
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         super().__init__(tokenizer)
@@ -70,9 +73,14 @@ class PackageRenderer(TokenText):
             ConfigError: the renderer refuses the messages.
         """
         tool_list = list(tools) if tools else None
+
+        def render(normal: list[dict[str, Any]]) -> list[int]:
+            return self._renderer.render_ids(normal, tools=tool_list, add_generation_prompt=True)
+
+        refusals = (ValueError, TypeError, KeyError, RecursionError)
         try:
-            return self._renderer.render_ids(self.normalise(messages), tools=tool_list, add_generation_prompt=True)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return accepted(render, self.normalise(messages), refusals)
+        except refusals as error:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise ConfigError(
                 f"the renderer {self._name!r} refuses these messages: {error}", hint=f"their roles are: {roles}"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from agl.errors import ConfigError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.detokenizer import Detokenizer
-from agl.trainer.rendering.normalise import Message, Tools, normalise
+from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
 from agl.trainer.rendering.token_text import CONTEXT
 from agl.trainer.rendering.toolchoice import ForcedCall, forced_call
@@ -56,7 +56,8 @@ class Rendering:
     Attributes:
         renderer: the name of the one in use. stop_token_ids: the tokens that end an answer.
         tools_refusal: why requests with tools are refused; None if they are not. vocabulary_size: how many tokens there
-            are.
+            are. reasoning_grows: whether the reasoning that `parse` reads in a beginning of an answer begins the whole
+            answer's.
 
     Raises:
         ConfigError: no such renderer, or it does not fit the tokenizer.
@@ -83,6 +84,7 @@ class Rendering:
             self._model = PackageRenderer(tokenizer, self.renderer)
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
+        self.reasoning_grows = self._model.reasoning_grows
         self._possible_calls: dict[str, ForcedCall | None] = {}
         self._marked = {THINK, END_THINK} <= tokenizer.get_added_vocab().keys()
 
@@ -196,11 +198,14 @@ class Rendering:
         """
         from jinja2.exceptions import TemplateError
 
-        history = self._model.normalise([*messages, answer])
-        try:
+        def render(history: list[dict[str, Any]]) -> tuple[str, str]:
             prompt = self._model.render(history[:-1], tools or None, True)
-            whole = self._model.render(history, tools or None, False)
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
+            return prompt, self._model.render(history, tools or None, False)
+
+        refusals = (TemplateError, ValueError, TypeError, KeyError)
+        try:
+            prompt, whole = accepted(render, self._model.normalise([*messages, answer]), refusals)
+        except refusals as error:
             raise ConfigError(f"the chat template refuses these messages: {error}") from error
         if not whole.startswith(prompt):
             raise ConfigError("the chat template writes no answer after its generation prompt")

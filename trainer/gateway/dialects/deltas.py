@@ -1,7 +1,7 @@
 """Sampled tokens as deltas of assistant messages, which every dialect's stream is made from.
 
-Invariant: the deltas of a choice add up to its message. Text is passed on as soon as it cannot become part of a tool
-call or a stop text any more; tool calls come whole at the end.
+Invariant: the deltas of a choice add up to its message. Reasoning and text are passed on as soon as they cannot become
+part of a mark, a tool call or a stop text any more; tool calls come whole at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
 from agl.trainer.gateway.dialects.common import logprob_entries
+from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
 
@@ -30,13 +31,14 @@ class MessageDeltas:
 
     def __init__(self, request: ChatRequest, rendering: Rendering) -> None:
         self._request, self._rendering = request, rendering
-        self._held_back = max((len(s) for s in request.sampling.stop), default=0)
-        if request.tools:
-            self._held_back = max(self._held_back, TOOL_MARKER_LENGTH)
-        # Per choice: the text sent, whether the role and the reasoning were sent, and how many tokens were parsed.
+        stop = max((len(s) for s in request.sampling.stop), default=0)
+        # How many characters at the end of the reasoning and of the text may become part of something else.
+        self._reasoning_held_back = max(stop, len(END_THINK))
+        self._held_back = max(stop, TOOL_MARKER_LENGTH) if request.tools else stop
+        # Per choice: the text and the reasoning sent, whether the role was sent, and how many tokens were parsed.
         self._sent = [""] * request.n
+        self._reasoned = [""] * request.n
         self._started = [False] * request.n
-        self._reasoned = [False] * request.n
         self._parsed = [0] * request.n
         # Of the parsed tokens' text, how many characters at the end are held back; how many log-probs were taken.
         self._unsent = [0] * request.n
@@ -55,18 +57,22 @@ class MessageDeltas:
         )
         if parsed.tool_calls or parsed.malformed:
             return
-        text = cut_at_stop(parsed, self._request.sampling.stop).content
-        text = text[: max(0, len(text) - self._held_back)]
+        cut = cut_at_stop(parsed, self._request.sampling.stop)
+        if not cut.content:
+            if self._rendering.reasoning_grows:
+                # White space at the end is dropped when text follows.
+                yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
+            return
+        text = _certain(cut.content, self._held_back)
         if self._request.tools:
             # White space around the text is dropped when tool calls follow.
             text = "" if text[:1].isspace() else text.rstrip()
-        if text.isspace():  # It is dropped when reasoning follows.
+        # Reasoning may follow, and the space before it is dropped.
+        if text.isspace() or (not cut.reasoning and THINK.startswith(text.lstrip())):
             return
-        # A character can end in the next token; what decodes to a replacement now may not then.
-        text = text.rstrip("\ufffd")
         if text:
             self._unsent[k] = len(parsed.content) - len(text)
-            yield from self._text(k, text, parsed.reasoning)
+            yield from self._text(k, text, cut.reasoning)
 
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""
@@ -103,9 +109,19 @@ class MessageDeltas:
 
     def _text(self, k: int, text: str, reasoning: str | None) -> Iterator[Delta]:
         """What is new in a choice's reasoning and text."""
-        if reasoning and not self._reasoned[k]:
-            self._reasoned[k] = True
-            yield {"reasoning_content": reasoning}
+        yield from self._reasoning(k, reasoning or "")
         if text.startswith(self._sent[k]) and len(text) > len(self._sent[k]):
             yield {"content": text[len(self._sent[k]) :]}
             self._sent[k] = text
+
+    def _reasoning(self, k: int, reasoning: str) -> Iterator[Delta]:
+        """What is new in a choice's reasoning."""
+        if reasoning.startswith(self._reasoned[k]) and len(reasoning) > len(self._reasoned[k]):
+            yield {"reasoning_content": reasoning[len(self._reasoned[k]) :]}
+            self._reasoned[k] = reasoning
+
+
+def _certain(text: str, held_back: int) -> str:
+    """A text without its last characters, and without one that can end in the next token: what decodes to a replacement
+    now may not then."""
+    return text[: max(0, len(text) - held_back)].rstrip("\ufffd")

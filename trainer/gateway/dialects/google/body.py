@@ -30,6 +30,8 @@ CONFIG = {*google.OPTIONS, "responseMimeType", "responseSchema", "responseJsonSc
     "mediaResolution"
 }
 """Those of its `generationConfig`; a resolution has no effect where there are no media."""
+COUNTS = {"maxOutputTokens", "candidateCount"}
+"""Those of which 0 asks for nothing."""
 TOOL_CONFIG = {"functionCallingConfig", "retrievalConfig"}
 CALLING = {"mode", "allowedFunctionNames"}
 
@@ -76,6 +78,9 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
         data = google.camel(data).get("generateContentRequest") or data
     body = _known(data, BODY, UNSUPPORTED_OF_BODY, "")
     config = _known(body.get("generationConfig"), CONFIG, UNSUPPORTED_OF_CONFIG, "generationConfig.")
+    # Protobuf's zero is a number that is not set, and a tool in which nothing is set is none.
+    config = {name: value for name, value in config.items() if name not in COUNTS or value != 0}
+    declared = [tool for tool in google.listed(body.get("tools")) if not _is_empty(tool)]
     contents = expect(body.get("contents") or None, list, "contents", "is not a list of contents")
     for i, content in enumerate(contents):
         role = fields(content, {"role": str | None, "parts": list}, f"contents.{i}")["role"]
@@ -84,12 +89,13 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     if contents[-1].get("role") == "model":
         raise _refused("contents", "ends with the model's; an answer cannot be begun for the policy")
     _known(body.get("systemInstruction"), {"role", "parts"}, {}, "systemInstruction.")
-    known = dict(google.common({**body, "contents": _turns(contents)}))
+    asked = {**body, "contents": _turns(contents), "generationConfig": config, "tools": declared}
+    known = dict(google.common(asked))
     choice = _known(body.get("toolConfig"), TOOL_CONFIG, UNSUPPORTED_OF_TOOL_CONFIG, "toolConfig.")
     choice = _known(choice.get("functionCallingConfig"), CALLING, UNSUPPORTED_OF_CALLING, "functionCallingConfig.")
     chosen: Any = _CHOICES.get(str(choice.get("mode") or "AUTO"), str(choice.get("mode")))
     allowed = expect(choice.get("allowedFunctionNames") or [], list, "allowedFunctionNames", "is not a list")
-    for i, tool in enumerate(google.listed(body.get("tools"))):
+    for i, tool in enumerate(declared):
         for k, function in enumerate(google.listed(google.camel(tool).get("functionDeclarations"))):
             require_neutral(google.camel(function), UNSUPPORTED_OF_FUNCTION, f"tools.{i}.functionDeclarations.{k}.")
     try:
@@ -129,6 +135,10 @@ def _turns(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return turns
 
 
+def _is_empty(tool: Any) -> bool:
+    return isinstance(tool, dict) and all(value is None for value in tool.values())
+
+
 def _known(data: Any, known: Collection[str], refused: Mapping[str, Unsupported], where: str) -> dict[str, Any]:
     """The `known_fields` of an object (of None, none)."""
     found = google.camel(expect({} if data is None and where else data, dict, where[:-1] or "the body", "is no object"))
@@ -138,7 +148,7 @@ def _known(data: Any, known: Collection[str], refused: Mapping[str, Unsupported]
 def _form(config: dict[str, Any]) -> dict[str, Any]:
     """The `response_format` of Chat Completions; none for free text."""
     schema, kind = config.get("responseJsonSchema"), config.get("responseMimeType") or "text/plain"
-    schema = google.json_schema(config.get("responseSchema")) if schema is None else schema
+    schema = google.json_schema(config.get("responseSchema")) if schema is None else google.ordered(schema)
     if kind != "application/json" and (schema is not None or kind != "text/plain"):
         raise _refused("responseMimeType", f"is {kind!r}; application/json can have a schema, text/plain has none")
     form = {"type": "json_object" if schema is None else "json_schema", "json_schema": {"schema": schema}}

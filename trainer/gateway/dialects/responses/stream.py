@@ -26,8 +26,8 @@ from agl.trainer.gateway.errors import RequestError
 class ResponsesStream:
     """The events of one response.
 
-    Invariant: the deltas of an item add up to the item in `response.output_item.done`, and those items, in order, are
-    the output of the response that ends the stream.
+    Invariant: the deltas of an item, with their log-probs, add up to the item in `response.output_item.done`, and those
+    items, in order, are the output of the response that ends the stream.
     """
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest) -> None:
@@ -36,7 +36,10 @@ class ResponsesStream:
         self._created = time.time()
         self._deltas = MessageDeltas(request.chat, served.rendering)
         self._sequence_number = -1
-        self._reasoned = self._message_begun = False
+        self._message_begun = False
+        self._reasoning = ""
+        """What was sent of it."""
+        self._reasoning_ended = False
 
     def push(self, choice: Choice) -> Iterator[bytes]:
         """Events for what was sampled since the last call."""
@@ -50,11 +53,15 @@ class ResponsesStream:
         yield from self._begin()
         for delta in self._deltas.finish(0, reply):
             yield from self._events(delta, reply.completion)
+        yield from self._end_reasoning()
         end = finished_response(self._pending, self._served, self._request, reply, created=self._created)
         for index, item in enumerate(end["output"]):
             if item["type"] == "message":
                 yield from self._begin_message()
                 (part,) = item["content"]
+                # The token that ended the answer has no text, and so comes with no delta of one.
+                if self._request.logprobs and (rest := self._deltas.logprobs(0, reply.completion, rest=True)):
+                    yield self._in_message("response.output_text.delta", delta="", logprobs=rest)
                 yield self._in_message("response.output_text.done", text=part["text"], logprobs=part["logprobs"])
                 yield self._in_message("response.content_part.done", part=part)
                 yield self._event("response.output_item.done", output_index=index, item=item)
@@ -76,34 +83,47 @@ class ResponsesStream:
     def _events(self, delta: Delta, sampled: Choice | Completion) -> Iterator[bytes]:
         """Events for new reasoning and text; tool calls come from the finished response."""
         if reasoning := delta.get("reasoning_content"):
-            yield from self._reasoning(reasoning)
+            yield from self._write_reasoning(reasoning)
         if text := delta.get("content"):
             yield from self._begin_message()
             logprobs = self._deltas.logprobs(0, sampled) if self._request.logprobs else []
             yield self._in_message("response.output_text.delta", delta=text, logprobs=logprobs)
 
-    def _reasoning(self, text: str) -> Iterator[bytes]:
-        self._reasoned = True
-        item = reasoning_item(self._id, text)
-        part = item["content"][0]
-        at = {"item_id": item["id"], "output_index": 0, "content_index": 0}
-        yield self._event("response.output_item.added", output_index=0, item={**item, "content": []})
-        yield self._event("response.content_part.added", **at, part={**part, "text": ""})
-        yield self._event("response.reasoning_text.delta", **at, delta=text)
-        yield self._event("response.reasoning_text.done", **at, text=text)
-        yield self._event("response.content_part.done", **at, part=part)
-        yield self._event("response.output_item.done", output_index=0, item=item)
+    def _write_reasoning(self, text: str) -> Iterator[bytes]:
+        if not self._reasoning:
+            item = reasoning_item(self._id, "")
+            yield self._event("response.output_item.added", output_index=0, item={**item, "content": []})
+            yield self._in_reasoning("response.content_part.added", part=item["content"][0])
+        self._reasoning += text
+        yield self._in_reasoning("response.reasoning_text.delta", delta=text)
+
+    def _end_reasoning(self) -> Iterator[bytes]:
+        if self._reasoning and not self._reasoning_ended:
+            self._reasoning_ended = True
+            item = reasoning_item(self._id, self._reasoning)
+            yield self._in_reasoning("response.reasoning_text.done", text=self._reasoning)
+            yield self._in_reasoning("response.content_part.done", part=item["content"][0])
+            yield self._event("response.output_item.done", output_index=0, item=item)
+
+    def _in_reasoning(self, event: str, **fields: Any) -> bytes:
+        item_id = reasoning_item(self._id, "")["id"]
+        return self._event(event, item_id=item_id, output_index=0, content_index=0, **fields)
 
     def _begin_message(self) -> Iterator[bytes]:
+        yield from self._end_reasoning()
         if not self._message_begun:
             self._message_begun = True
             item = message_item(self._id, None, "in_progress")
-            yield self._event("response.output_item.added", output_index=int(self._reasoned), item=item)
+            yield self._event("response.output_item.added", output_index=self._message_index, item=item)
             yield self._in_message("response.content_part.added", part=text_part(""))
 
     def _in_message(self, event: str, **fields: Any) -> bytes:
         item_id = message_item(self._id, None, "in_progress")["id"]
-        return self._event(event, item_id=item_id, output_index=int(self._reasoned), content_index=0, **fields)
+        return self._event(event, item_id=item_id, output_index=self._message_index, content_index=0, **fields)
+
+    @property
+    def _message_index(self) -> int:
+        return int(bool(self._reasoning))
 
     def _function_call(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
         at, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]

@@ -1,0 +1,101 @@
+"""Reasoning is streamed in pieces as it is sampled, nothing sent is withdrawn, and a stop text is never shown."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_rendering import TOOLS, rendering
+from tiny_tokenizers import package_tokenizer
+
+from agl.mdp.types import int_array
+from agl.trainer.engines.base import Completion, Sampling
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, assistant_message, cut_at_stop
+from agl.trainer.gateway.dialects.deltas import MessageDeltas
+from agl.trainer.rendering.rendering import Rendering
+
+PIECES = [
+    "<think>", "</think>", "<thi", "</thi", "\n", " ", "Hm", "the sum is", "é漢", "👩‍🚀", "STOP", "ST", "<", "\n\n",
+    '<tool_call>\n{"name": "lookup", "arguments": {"expression": "x"}}\n</tool_call>', "<tool_call>",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=10).map("".join)
+THOUGHT = st.tuples(TEXTS, TEXTS).map("<think>\n{0[0]}</think>\n\n{0[1]}".format)
+TEMPLATES = ["chatml", "qwen3", "qwen35", "llama31"]
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+
+
+@functools.cache
+def model_of(name: str) -> Rendering:
+    kind, _, name = name.partition(":")
+    return rendering(name) if kind == "template" else Rendering(package_tokenizer(), renderer=name)
+
+
+def until_stop(model: Rendering, ids: list[int], stop: tuple[str, ...]) -> list[int]:
+    """The tokens that an engine samples: up to the one that completes a stop text, or with the one that ends a turn."""
+    for n in range(1, len(ids) + 1):
+        if any(text in model.decode(ids[:n]) for text in stop):
+            return ids[:n]
+    return [*ids, model.stop_token_ids[0]]
+
+
+def streamed(model: Rendering, ids: list[int], request: ChatRequest, prompt: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The deltas of an answer token by token, and its message."""
+    deltas = MessageDeltas(request, model)
+    choice = Choice(0, prompt, int_array([]), [], [])
+    sent = []
+    for token in ids:
+        choice.ids.append(token)
+        sent += deltas.push(choice)
+    parsed = cut_at_stop(model.parse(ids, request.tools, prompt_ids=prompt), request.sampling.stop)
+    message, _ = assistant_message(parsed, lambda k: f"call_{k}")
+    completion = Completion(np.int32(ids), np.zeros(len(ids), np.float32), "stop", 0)
+    return [*sent, *deltas.finish(0, Reply("", message, completion, "stop", len(prompt), 0))], message
+
+
+def joined(deltas: list[Any], name: str) -> str:
+    return "".join(delta.get(name) or "" for delta in deltas)
+
+
+@pytest.mark.parametrize("name", [f"template:{name}" for name in TEMPLATES])
+@given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_what_is_sent_of_reasoning_is_never_withdrawn(
+    name: str, text: str, tools: bool, stops: bool, begun: bool
+) -> None:
+    model = model_of(name)
+    stop = ("STOP",) if stops else ()
+    request = ChatRequest([USER], TOOLS if tools else None, None, Sampling(max_tokens=99, stop=stop))
+    prompt = int_array(model.encode("hi\n<think>\n" if begun else "hi\n"))
+    deltas, message = streamed(model, until_stop(model, model.encode(text), stop), request, prompt)
+    assert joined(deltas, "reasoning_content") == (message.get("reasoning_content") or "")
+    assert joined(deltas, "content") == (message.get("content") or "")
+    if stops:
+        assert "STOP" not in joined(deltas, "reasoning_content")
+        assert "STOP" not in joined(deltas, "content") or message.get("tool_calls")
+
+
+@pytest.mark.parametrize(("name", "least"), [("template:qwen3", 6), ("package:qwen3", 1), ("package:deepseek-r1", 1)])
+def test_reasoning_comes_while_it_is_sampled_where_the_parser_knows_it(name: str, least: int) -> None:
+    model = model_of(name)
+    thought = "I add one to two, which gives three, and I check it once more."
+    ids = [*model.encode(f"<think>\n{thought}\n</think>\n\nThree."), model.stop_token_ids[0]]
+    request = ChatRequest([USER], None, None, Sampling(max_tokens=99))
+    deltas, _ = streamed(model, ids, request, int_array(model.encode("hi\n")))
+    pieces = [delta["reasoning_content"] for delta in deltas if "reasoning_content" in delta]
+    assert len(pieces) >= least
+    assert "".join(pieces) == thought
+
+
+@pytest.mark.parametrize("stop", ["Wait", "\n\nWait"])
+def test_a_stop_text_within_the_reasoning_ends_the_answer(stop: str) -> None:
+    model = model_of("template:qwen3")
+    ids = until_stop(model, model.encode("<think>\nI add.\n\nWait, no.\n</think>\n\nThree."), (stop,))
+    request = ChatRequest([USER], None, None, Sampling(max_tokens=99, stop=(stop,)))
+    deltas, message = streamed(model, ids, request, int_array(model.encode("hi\n")))
+    assert message["reasoning_content"] == "I add." + ("" if stop[0] == "\n" else "\n\n")
+    assert message["content"] == ""
+    assert joined(deltas, "reasoning_content") == message["reasoning_content"]
