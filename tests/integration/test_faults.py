@@ -29,6 +29,7 @@ from agl.trainer.store.types import Attempt, NewRollout, Rollout, RolloutConfig,
 pytestmark = pytest.mark.slow
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TASKS = 10
+EVALUATED = 300
 SCRIPT = """
 import json, sys, time
 sys.path.insert(0, SUPPORT)
@@ -255,7 +256,7 @@ def descendants(pid: int) -> list[int]:
 
 def test_a_killed_evaluation_is_resumed(at: Programs, tmp_path: Path) -> None:
     """It ended with "cannot go from 'failed' to 'running'": workers leased what was cancelled a moment later."""
-    (tmp_path / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(40)))
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(EVALUATED)))
     words = (*AGL, "eval", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", "--directory", "out")
     first = at.start(*words, log="first.log")
     path = at.until(lambda: next((tmp_path / "out").rglob("*.db"), None), 240, "the store")
@@ -265,10 +266,10 @@ def test_a_killed_evaluation_is_resumed(at: Programs, tmp_path: Path) -> None:
     done = count(path, "succeeded")
     second = at.start(*words, "--resume", "--json", "report.json", log="second.log")
     assert second.wait(180) == 0, at.text("second.log")[-3000:]
-    assert count(path, "succeeded") == 40
-    assert done < 40
+    assert count(path, "succeeded") == EVALUATED
+    assert done < EVALUATED
     with closing(sqlite3.connect(path)) as connection:
         statement = "SELECT count(DISTINCT position) FROM rollouts WHERE status = 'succeeded'"
-        assert connection.execute(statement).fetchone()[0] == 40
+        assert connection.execute(statement).fetchone()[0] == EVALUATED
         left = "SELECT count(*) FROM rollouts WHERE status NOT IN ('succeeded', 'cancelled')"
         assert connection.execute(left).fetchone()[0] == 0

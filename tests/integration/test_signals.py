@@ -24,7 +24,7 @@ from agl.trainer.store.types import NewRollout
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SECONDS = 90.0
+SECONDS = 300.0
 MINE = """
 import asyncio
 import agl
