@@ -2146,7 +2146,7 @@ MUTATIONS = (
         "a sandbox lacks the links to its Python",
         "trainer/processes/bubblewrap.py",
         '            same |= {link: ("--symlink", target) for link, target in _links_to(path).items()}\n',
-        "",
+        '            same |= {link: ("--symlink", to) for link, to in _links_to(path).items() if link in SYSTEM}\n',
         ("tests/integration/test_linked_python.py::test_a_sandbox_has_the_python_that_runs_agl[linked-PythonTests]",),
     ),
     Mutation(

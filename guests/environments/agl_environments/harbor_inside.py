@@ -28,14 +28,16 @@ def main() -> None:
     with contextlib.suppress(EOFError):
         while True:
             job = plain.parse(plain.receive(0))
+            report: dict[str, Any]
             try:
                 report = _JOBS[job["kind"]](job)
-            except (OSError, RecursionError, copies.Refused) as error:
-                name = "" if isinstance(error, copies.Refused) else f"{type(error).__name__}: "
-                report = {"reason": f"{name}{error}", "output": ""}
-            entries = report.pop("entries", [])
-            plain.send(1, {**report, "number": job["number"]})
-            if report.get("packed"):
+            except copies.Refused as error:
+                report = {"reason": str(error), "output": ""}
+            except (OSError, RecursionError) as error:
+                report = {"reason": f"{type(error).__name__}: {error}", "output": ""}
+            entries = report.pop("entries", None)
+            plain.send(1, {**report, "number": job["number"], "packed": entries is not None})
+            if entries is not None:
                 copies.send(1, ROOT, entries)
 
 
@@ -57,7 +59,7 @@ def _packed(job: dict[str, Any]) -> dict[str, Any]:
         raise copies.Refused(f"files that cannot be read: {error}") from error
     if job["workdir"] not in {f"/{entry.name}" for entry in entries if entry.isdir()}:
         raise copies.Refused("no working directory")
-    return {"packed": True, "entries": entries, "output": ""}
+    return {"entries": entries, "output": ""}
 
 
 def _ran(job: dict[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Sandbox:
         links = [*inside, *SYSTEM, *interpreter_folders(sys.executable)]
         job = {"kind": "pack", "tops": tops, "workdir": self._root.workdir, "most_bytes": most, "links": links}
         report = self._exchange(job)
-        if not report.get("packed"):
+        if not report["packed"]:
             raise Unfit(f"it left {report['reason']}")
         archive = tempfile.TemporaryFile()  # noqa: SIM115, as the caller closes it
         try:
