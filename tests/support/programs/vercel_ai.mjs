@@ -5,6 +5,9 @@ import { createGoogleGenerativeAI } from "@ai-sdk/google";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 
+// They would be printed, too.
+globalThis.AI_SDK_LOG_WARNINGS = false;
+
 const [base, apiKey] = process.argv.slice(2);
 const openai = createOpenAI({ baseURL: `${base}/v1`, apiKey });
 const compatible = { name: "policy", baseURL: `${base}/v1`, apiKey, supportsStructuredOutputs: true };
