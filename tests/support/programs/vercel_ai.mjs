@@ -10,7 +10,7 @@ globalThis.AI_SDK_LOG_WARNINGS = false;
 
 const [base, apiKey] = process.argv.slice(2);
 const openai = createOpenAI({ baseURL: `${base}/v1`, apiKey });
-const compatible = { name: "policy", baseURL: `${base}/v1`, apiKey, supportsStructuredOutputs: true };
+const compatible = { name: "policy", baseURL: `${base}/v1`, apiKey, supportsStructuredOutputs: true, includeUsage: true };
 const models = {
   chat: openai.chat("m"),
   responses: openai.responses("m"),
