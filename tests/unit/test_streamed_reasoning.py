@@ -52,7 +52,7 @@ def streamed(model: Rendering, ids: list[int], request: ChatRequest, prompt: Any
         sent += deltas.push(choice)
     parsed = cut_at_stop(model.parse(ids, request.tools, prompt_ids=prompt), request.sampling.stop)
     message, _ = assistant_message(parsed, lambda k: f"call_{k}")
-    completion = Completion(np.int32(ids), np.zeros(len(ids), np.float32), "stop", 0)
+    completion = Completion(int_array(ids), np.zeros(len(ids), np.float32), "stop", 0)
     return [*sent, *deltas.finish(0, Reply("", message, completion, "stop", len(prompt), 0))], message
 
 
