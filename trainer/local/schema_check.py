@@ -102,8 +102,13 @@ class SchemaCheck:
                 workers = self._workers[tuple(stops)] = Workers.of_module(module, first=first, most=PROCESSES)
         try:
             return workers.ask({"text": text, "starts": [*starts], "limit": SECONDS}, STUCK_SECONDS)
-        except (WorkerDied, WorkerStuck):
+        except WorkerDied:
             return {"exceeds": True}
+        except WorkerStuck as error:
+            # Its processor time would have ended it.
+            raise EngineError(
+                f"a schema could not be tried within {STUCK_SECONDS:g} s: the machine is too busy", hint="try again"
+            ) from error
         except WorkerUnavailable as error:
             raise EngineError(
                 f"the process that tries schemas does not start: {error}", hint="request no schema, or see the log"
