@@ -79,6 +79,95 @@ _TWO_STALE = saved("two_policies_resume_to_the_bit_and_are_saved_each[all-linear
 _FOR_VLLM = saved("vllm_gets_all_weights_of_an_adapter_that_changes_embeddings[tied]")
 
 MUTATIONS = (
+    # -- schemas, templates and files of strangers --------------------------------------------------------------------
+    Mutation(
+        "a schema that takes minutes is compiled where policies are sampled",
+        "trainer/local/grammar.py",
+        "            self._check.prove(grammar, self._lark)\n",
+        "",
+        ("tests/integration/test_attacks_schemas.py::test_a_tool_whose_schema_takes_too_much_is_named",),
+    ),
+    Mutation(
+        "a slow mask holds all rows",
+        "trainer/local/grammar.py",
+        "                answer.pending = answer.pending or _mask_threads().submit(self._alone, answer)\n",
+        "                answer.compute(bits_NW, i)\n                continue\n",
+        ("tests/integration/test_attacks_schemas.py::test_a_row_whose_mask_takes_long_waits_and_the_others_do_not",),
+    ),
+    Mutation(
+        "a row that waits for its mask loses its place",
+        "trainer/local/engine/engine.py",
+        "                row.cached -= 1\n",
+        "",
+        ("tests/integration/test_attacks_schemas.py::test_a_row_whose_mask_takes_long_waits_and_the_others_do_not",),
+    ),
+    Mutation(
+        "a limit of a schema in mid-answer is the engine's failure",
+        "trainer/local/engine/engine.py",
+        '    return ConfigError(\n        f"the answer could not be held to its schema',
+        '    return EngineError(\n        f"the answer could not be held to its schema',
+        ("tests/integration/test_attacks_schemas.py::test_a_limit_in_mid_answer_is_the_schemas_fault",),
+    ),
+    Mutation(
+        "a list where a schema has names is read",
+        "trainer/local/lark.py",
+        "            _require_readable(schema, form)\n",
+        "            pass\n",
+        unit("gateway_mutations", "test_what_was_found_before_is_refused"),
+    ),
+    Mutation(
+        "a part's type that is no text is looked up",
+        "core/messages/write.py",
+        'if str(value.get("type") or next(iter(value), None)) not in _HIDDEN]',
+        'if (value.get("type") or next(iter(value), None)) not in _HIDDEN]',
+        unit("gateway_mutations", "test_what_was_found_before_is_refused"),
+    ),
+    Mutation(
+        "a connection is closed unannounced after the server's error",
+        "trainer/http/limits.py",
+        "            if not exchange.ended:\n                raise\n",
+        "            raise\n",
+        unit("http_failures", "test_a_connection_is_kept_after_the_servers_error"),
+    ),
+    Mutation(
+        "a number of thousands of digits is read",
+        "trainer/http/numbers.py",
+        '_DIGITS = "[0-9]{1,18}"',
+        '_DIGITS = "[0-9]+"',
+        unit("http_failures", "test_a_number_of_thousands_of_digits_is_no_error_of_the_servers"),
+    ),
+    Mutation(
+        "another program's database is opened for writing first",
+        "trainer/store/sql/sqlite.py",
+        "            self._require_ours()\n",
+        "",
+        ("tests/integration/test_store_sql.py::test_somebody_elses_database_is_refused_and_left_alone",),
+    ),
+    Mutation(
+        "a planted trigger is a store's",
+        "trainer/store/sql/sqlite.py",
+        '_names(connection, "view", "trigger")',
+        '_names(connection, "nothing")',
+        ("tests/integration/test_store_sql.py::test_a_store_with_what_computes_without_end_is_refused",),
+    ),
+    Mutation(
+        "a template computes without end",
+        "trainer/rendering/template_limits.py",
+        "        if lines > LINES:\n",
+        "        if lines > 100 * LINES:\n",
+        unit(
+            "template_limits",
+            "test_usual_templates_take_a_small_part_of_the_limits",
+            "test_a_template_that_does_not_end_is_refused_when_it_is_loaded",
+        ),
+    ),
+    Mutation(
+        "a path that is no text ends in a traceback",
+        "trainer/run/hub.py",
+        ', encoding="utf-8", errors="surrogateescape")',
+        ', encoding="utf-8")',
+        unit("odd_paths", "test_the_command_of_a_run_may_name_any_path"),
+    ),
     # -- calls that are open: streams, cancellation, what is left behind ----------------------------------------------
     Mutation(
         "a request climbs over an agent to a call that is open",
@@ -311,7 +400,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a call is held to the id of a placeholder",
-        "trainer/local/grammar.py",
+        "trainer/local/lark.py",
         ".split(CALL_ID)",
         ".split(chr(0))",
         unit("grammar", "test_calls_in_other_forms_than_tagged_json", "test_a_call_has_an_id_that_the_policy_writes"),
@@ -1055,7 +1144,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a thought may spell its end in letters",
-        "trainer/local/grammar.py",
+        "trainer/local/lark.py",
         r" & ~/(.|\n)*{ending}(.|\n)*/",
         "",
         unit("held_answers", "test_an_answer_that_is_held_to_a_schema_is_json_of_it[thoughts-True-False]"),

@@ -91,7 +91,8 @@ def _openai(message: Message, text_only: bool) -> list[dict[str, Any]]:
         content = result.content or ("error" if result.failed else "")
         written.append({"role": "tool", "tool_call_id": result.id, "content": content, **named})
     kept = (p.value for p in message.parts if isinstance(p, Other))
-    others = [value for value in kept if (value.get("type") or next(iter(value), None)) not in _HIDDEN]
+    # Of what a client calls its part, anything may come.
+    others = [value for value in kept if str(value.get("type") or next(iter(value), None)) not in _HIDDEN]
     if text_only and others:
         _refuse(message, f"a part of type {str(others[0].get('type'))!r}")
     calls, texts = message.tool_calls, [p for p in message.parts if isinstance(p, Text)]

@@ -181,9 +181,30 @@ def test_somebody_elses_database_is_refused_and_left_alone(path: Path, version: 
     if version is not None:
         sql(path, "CREATE TABLE alembic_version (version_num TEXT)")
         sql(path, "INSERT INTO alembic_version VALUES (?)", version)
-    before = sql(path, "SELECT name FROM sqlite_master")
+    before = path.read_bytes()
     assert "this database is not an agl store" in refused(open_store(str(path)))
-    assert sql(path, "SELECT name FROM sqlite_master") == before
+    assert path.read_bytes() == before, "its journal mode included"
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "CREATE VIEW notes AS WITH RECURSIVE n(key) AS (SELECT 1 UNION ALL SELECT key + 1 FROM n) "
+        "SELECT key, key AS value FROM n",
+        "CREATE TRIGGER forever AFTER INSERT ON notes BEGIN SELECT count(*) FROM (WITH RECURSIVE n(key) AS "
+        "(SELECT 1 UNION ALL SELECT key + 1 FROM n) SELECT key FROM n); END",
+    ],
+)
+def test_a_store_with_what_computes_without_end_is_refused(path: Path, planted: str) -> None:
+    async def made() -> None:
+        await (await open_store(str(path))).close()
+
+    asyncio.run(made())
+    if "VIEW" in planted:
+        sql(path, "DROP TABLE notes")
+    sql(path, planted)
+    assert "it has a view or trigger" in refused(open_store(str(path)))
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

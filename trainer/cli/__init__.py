@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from contextlib import nullcontext
 
@@ -20,6 +22,10 @@ def main() -> None:
     from agl.trainer.cli.options import json_alone, with_json
 
     end_when_stopped()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal may lack characters that we print, and a path may be no text in any language.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     arguments, alone = with_json(sys.argv[1:])
     try:
         with json_alone() if alone else nullcontext():
@@ -31,6 +37,11 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+    except UnicodeEncodeError as error:
+        if re.search("[\ud800-\udfff]", error.object) is None:
+            raise
+        # Python keeps such bytes of a path as halves of surrogate pairs.
+        sys.exit(f"error: a path is not in this system's encoding: {error.object!r}\n  -> rename it")
     except ModuleNotFoundError as error:
         if (clear := explained("this command", error)) is None:
             raise

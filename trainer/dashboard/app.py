@@ -34,6 +34,7 @@ from agl.trainer.dashboard.sources import Source
 from agl.trainer.http.auth import Keys
 from agl.trainer.http.errors import describe_error, error_handlers
 from agl.trainer.http.limits import Refused, json_value
+from agl.trainer.http.numbers import number_of  # also for the routes
 from agl.trainer.http.responses import answer
 from agl.trainer.report.alerts import Watch
 from agl.trainer.report.labels import label
@@ -82,27 +83,27 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
         sources: the stores that it shows; their owner closes them. keys: whose operator may read them.
     """
     api = _Api(sources, keys)
-    step = "/api/{store:int}/runs/{run}/steps/{mode}/{step:int}"
+    step = "/api/{store:number}/runs/{run}/steps/{mode}/{step:number}"
     routes = [
         Route("/", api.root),
         Route("/static/{path:path}", _file),
         Route("/api/stores", api.with_key(api.stores)),
         Route("/api/runs", api.with_key(api.runs)),
         Route("/api/compare", api.with_key(api.compare)),
-        Route("/api/{store:int}/runs/{run}", api.with_key(api.run)),
-        Route("/api/{store:int}/runs/{run}/metrics", api.with_key(api.metrics)),
-        Route("/api/{store:int}/runs/{run}/now", api.with_key(api.now)),
-        Route("/api/{store:int}/runs/{run}/prompts", api.with_key(api.prompts)),
-        Route("/api/{store:int}/runs/{run}/memory", api.with_key(api.memory)),
-        Route("/api/{store:int}/runs/{run}/about", api.with_key(api.note), methods=["POST"]),
-        Route("/api/{store:int}/runs/{run}/stop", api.with_key(api.stop), methods=["POST"]),
-        Route("/api/{store:int}/runs/{run}/search", api.with_key(api.search)),
+        Route("/api/{store:number}/runs/{run}", api.with_key(api.run)),
+        Route("/api/{store:number}/runs/{run}/metrics", api.with_key(api.metrics)),
+        Route("/api/{store:number}/runs/{run}/now", api.with_key(api.now)),
+        Route("/api/{store:number}/runs/{run}/prompts", api.with_key(api.prompts)),
+        Route("/api/{store:number}/runs/{run}/memory", api.with_key(api.memory)),
+        Route("/api/{store:number}/runs/{run}/about", api.with_key(api.note), methods=["POST"]),
+        Route("/api/{store:number}/runs/{run}/stop", api.with_key(api.stop), methods=["POST"]),
+        Route("/api/{store:number}/runs/{run}/search", api.with_key(api.search)),
         Route(step, api.with_key(api.step)),
-        Route("/api/{store:int}/rollouts", api.with_key(api.rollouts)),
-        Route("/api/{store:int}/rollouts/{rollout}", api.with_key(api.rollout)),
-        Route("/api/{store:int}/rollouts/{rollout}/group", api.with_key(api.group)),
-        Route("/api/{store:int}/rollouts/{rollout}/label", api.with_key(api.label), methods=["POST"]),
-        Route("/api/{store:int}/runners", api.with_key(api.runners)),
+        Route("/api/{store:number}/rollouts", api.with_key(api.rollouts)),
+        Route("/api/{store:number}/rollouts/{rollout}", api.with_key(api.rollout)),
+        Route("/api/{store:number}/rollouts/{rollout}/group", api.with_key(api.group)),
+        Route("/api/{store:number}/rollouts/{rollout}/label", api.with_key(api.label), methods=["POST"]),
+        Route("/api/{store:number}/runners", api.with_key(api.runners)),
         Route("/metrics", api.with_key(api.guide_metrics)),
         Route("/agents", api.with_key(api.guide_agents)),
         Route("/memory", api.with_key(api.guide_memory)),
@@ -451,10 +452,11 @@ class _Api:
         """Two runs, or two validations of one: `a` and `b` are STORE:RUN, `a_step` and `b_step` validations."""
         sides = []
         for name in ("a", "b"):
-            number, _, run_id = (_text(request, name) or "").partition(":")
-            if not number.isdecimal() or int(number) >= len(self._sources) or not run_id:
+            text, _, run_id = (_text(request, name) or "").partition(":")
+            number = number_of(text)
+            if number is None or number >= len(self._sources) or not run_id:
                 raise Refused(400, f"{name} is not STORE:RUN", "invalid_request")
-            store = await self._sources[int(number)].store()
+            store = await self._sources[number].store()
             run = await _find_run(store, _id(run_id))
             sides.append(Validation(store, run, _number(request, f"{name}_step", None)))
         # The test of thousands of tasks takes seconds.

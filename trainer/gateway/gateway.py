@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from agl.errors import GatewayError
+from agl.errors import ConfigError, GatewayError
 from agl.extras import install_line
 from agl.mdp.faults import ANSWER_REFUSED, REFUSALS
 from agl.mdp.lost_answers import RETRY
@@ -257,7 +257,7 @@ class Gateway:
                 raise
             raise pending.cancel_cause from None
         except Exception as error:
-            refused = refusal(error, pending.response_id)
+            refused = _of_schema(request, refusal(error, pending.response_id), error)
             self._record_failure(pending, refused, request, choices)
             raise refused from error
         finally:
@@ -467,6 +467,19 @@ class Gateway:
                     request=record,
                     error=why or "cancelled by the client",
                 )
+
+
+def _of_schema(request: ChatRequest, refused: RequestError, error: Exception) -> RequestError:
+    """`refused`, with the field whose schema cannot be held, if that is why: see `Grammars.admitted`."""
+    if not (isinstance(error, ConfigError) and "schema" in error.where):
+        return refused
+    names = list(dict.fromkeys(str(tool.get("function", tool).get("name")) for tool in request.tools or ()))
+    names = [request.force_tool] if isinstance(request.force_tool, str) else names
+    form, path = error.where.get("form"), error.where["schema"]
+    of_tool = isinstance(form, int) and form < len(names) and not (request.sampling.grammar and not names)
+    field, owner = ("tools", f"tool {names[form]!r}") if of_tool else ("response_format", "response_format")
+    text = f"{error.message} (the schema of {owner}, at {path})\n  -> {error.hint}"
+    return RequestError(refused.status, text, code=refused.code, param=field)
 
 
 def _strict(tools: Tools) -> bool:

@@ -24,11 +24,12 @@ from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http import agent_name as agent_name  # for PREFIX
 from agl.trainer.http.auth import key_of
 from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
+from agl.trainer.http.numbers import number_of  # also for PREFIX
 from agl.trainer.http.responses import answer as answer
 from agl.trainer.http.responses import unless_gone
 from agl.trainer.http.turns import LARGE_BYTES
 
-PREFIX = "/rollouts/{rollout}/attempts/{attempt:int}/agents/{agent:agent}/v1"
+PREFIX = "/rollouts/{rollout}/attempts/{attempt:number}/agents/{agent:agent}/v1"
 """Precedes the path of each route: it identifies the attempt and the agent."""
 
 _KEYED = re.compile(r"(/rollouts/[^/]+/attempts/[0-9]+)/bearer/([^/]+)(/agents/.*)", re.S)
@@ -115,16 +116,17 @@ async def input_items(gateway: Gateway, request: Request) -> Response:
     """
     items = [*attempt_of(gateway, request).responses.find(request.path_params["response"]).input]
     query = request.query_params
-    limit = query.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit) <= 100:
-        raise RequestError(400, f"limit is {limit!r}; it is 1 to 100", code="invalid_value", param="limit")
+    limit = number_of(query.get("limit", "20"))
+    if limit is None or not 1 <= limit <= 100:
+        why = f"limit is {query['limit']!r}; it is 1 to 100"
+        raise RequestError(400, why, code="invalid_value", param="limit")
     if query.get("order", "desc") != "asc":
         items.reverse()
     ids = [item["id"] for item in items]
     if (after := query.get("after")) is not None and after not in ids:
         raise RequestError(400, f"after is {after!r}, which is no item here", code="invalid_value", param="after")
     first = 0 if after is None else ids.index(after) + 1
-    page = items[first : first + int(limit)]
+    page = items[first : first + limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
     return answer({"object": "list", "data": page, **ends, "has_more": first + len(page) < len(items)})
 
@@ -300,8 +302,7 @@ def _begin_request(gateway: Gateway, request: Request, response_id: str) -> Pend
 
 def _retry(headers: Mapping[str, str]) -> int:
     """How often a client had sent a request before, as the SDKs of OpenAI and Anthropic say in every language."""
-    count = headers.get("x-stainless-retry-count", "")
-    return int(count) if count.isdecimal() and count.isascii() else 0
+    return number_of(headers.get("x-stainless-retry-count", "")) or 0
 
 
 async def _stream(

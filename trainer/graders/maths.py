@@ -11,7 +11,7 @@ from agl.options import checked_options
 from agl.rewards.trace import Trace
 from agl.trainer.graders.base import AgainstReference
 from agl.trainer.graders.fields import failure, references, text_of
-from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
+from agl.trainer.processes.workers import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 STUCK_SECONDS = 120.0
 """Wall-clock limit of a comparison, which normally ends after a few seconds of processor time."""

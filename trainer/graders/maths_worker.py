@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from agl.trainer.graders.limited_worker import serve
+from agl.trainer.processes.limited_worker import serve
 
 _NUMBER = r"[+-]?\d[\d,]*(?:\.\d+)?"
 _MIXED = re.compile(r"([+-]?)(\d+)\s+(\d+)\s*/\s*(\d+)")

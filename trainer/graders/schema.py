@@ -16,7 +16,7 @@ from agl.trainer.graders.base import Grader
 from agl.trainer.graders.fences import fenced
 from agl.trainer.graders.fields import failure, lookup, plain, text_of
 from agl.trainer.graders.schema_worker import checked
-from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
+from agl.trainer.processes.workers import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 STUCK_SECONDS = 120.0
 """Wall-clock limit of a validation, which normally ends at once."""

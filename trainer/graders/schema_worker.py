@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agl.errors import ConfigError
-from agl.trainer.graders.limited_worker import serve
+from agl.trainer.processes.limited_worker import serve
 
 
 def checked(schema: Any) -> Any:

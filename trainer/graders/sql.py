@@ -17,7 +17,7 @@ from agl.trainer.graders.base import AgainstReference
 from agl.trainer.graders.fences import fenced
 from agl.trainer.graders.fields import failure, references, text_of
 from agl.trainer.graders.sql_worker import without_quoted
-from agl.trainer.graders.worker_pool import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
+from agl.trainer.processes.workers import WorkerDied, Workers, WorkerStuck, WorkerUnavailable
 
 _LANGUAGES = ("", "sql", "sqlite", "postgresql", "mysql")
 _STUCK_SECONDS = 60.0

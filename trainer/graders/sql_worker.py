@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.trainer.graders.sql_rows import Rows, same_rows
+from agl.trainer.processes.limited_worker import limit_memory
 
 _OPENS = re.compile(r"['\"`\[]|--|/\*")
 _CLOSES = {"'": "'", '"': '"', "`": "`", "[": "]", "--": "\n", "/*": "*/"}
@@ -234,15 +235,6 @@ def _within(result: Any, job: dict[str, Any]) -> Rows:
             if len(rows) > job["max_rows"]:
                 raise QueryFailed(f"more than {job['max_rows']} rows")
     return rows
-
-
-def limit_memory(size: int) -> None:
-    """Allow this process `size` bytes of address space more than it has."""
-    used = 0
-    with contextlib.suppress(OSError):
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (used + size, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 def main() -> None:

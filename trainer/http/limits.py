@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import ConfigError, nearest
 from agl.trainer.http.responses import RETRY_SECONDS
+
+log = logging.getLogger("agl.http")
 
 VARIABLE = "AGL_LIMIT_"
 """Begins the variables that set limits: AGL_LIMIT_MESSAGES=20000."""
@@ -207,6 +210,12 @@ class Bounded:
         except _Unread:
             # The connection is lost, so there is nothing to answer.
             pass
+        except Exception as error:
+            # Starlette raises again what it has answered. uvicorn would then close the connection unannounced, while
+            # the client sends its next request.
+            if not exchange.ended:
+                raise
+            log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
         finally:
             self._running -= 1
             self._buffered -= exchange.size
@@ -227,7 +236,7 @@ class _Exchange:
         self._started: float | None = None
         self._complete = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
         self.size = 0
-        self.answered = False
+        self.answered = self.ended = False
 
     async def receive(self) -> Message:
         if self._complete and self._started is not None:
@@ -265,6 +274,7 @@ class _Exchange:
         except TimeoutError:
             self._scope.get("extensions", {}).get(ABORT, lambda: None)()
             raise _Unread from None
+        self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
 
     async def _drain(self) -> None:
         """Read the rest of the body for a while: a client that is still writing would get a reset, not the answer."""

@@ -32,9 +32,14 @@ _SWITCH_SECONDS = 0.0002
 
 
 class Turns:
-    """The turns of one attempt's large requests: `async with` waits for one, `run` works in it."""
+    """The turns of one attempt's large requests: `async with` waits for one, `run` works in it.
 
-    def __init__(self) -> None:
+    Args:
+        threads: where the work is done; None: where that of all other large requests is.
+    """
+
+    def __init__(self, threads: ThreadPoolExecutor | None = None) -> None:
+        self._threads = threads or _POOL
         self._free = asyncio.Semaphore(1)
         self._job: Future[Any] | None = None
 
@@ -53,7 +58,7 @@ class Turns:
 
     async def run(self, function: Callable[..., T], *arguments: Any, **keywords: Any) -> T:
         """The result of the function, which runs on a thread."""
-        self._job = _POOL.submit(_run, function, arguments, keywords)
+        self._job = self._threads.submit(_run, function, arguments, keywords)
         return await asyncio.wrap_future(self._job)
 
 

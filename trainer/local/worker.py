@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from agl.trainer.local.engine.engine import LocalEngine
+    from agl.trainer.local.grammar import Compiled
     from agl.trainer.local.learner.learner import Learner
     from agl.trainer.local.learner.ranks import Ranks
     from agl.trainer.local.model import LoadedPolicy
@@ -89,10 +90,21 @@ class Worker:
 
     def generate(self, emit: Emit, request: Request, stream: bool) -> Awaitable[Completion]:
         """Sample one answer; its tokens are emitted as they come, if `stream`."""
+        if request.sampling.grammar:
+            return self._generate_held(emit, request, stream)
+        return self._submit(emit, request, stream, None)
+
+    async def _generate_held(self, emit: Emit, request: Request, stream: bool) -> Completion:
+        grammar = await self._engine.grammars.admitted(request.sampling.grammar, request.owner)
+        return await self._submit(emit, request, stream, grammar)
+
+    def _submit(
+        self, emit: Emit, request: Request, stream: bool, grammar: Compiled | None
+    ) -> asyncio.Future[Completion]:
         request_id = next(self._ids)
         assert request.policy is not None
         self._engine.submit(
-            request_id, request.prompt_ids, request.sampling, stream, request.policy, owner=request.owner
+            request_id, request.prompt_ids, request.sampling, stream, request.policy, request.owner, grammar
         )
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(lambda done: self._engine.abort(request_id) if done.cancelled() else None)

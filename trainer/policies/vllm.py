@@ -18,20 +18,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from agl.errors import AglError, ConfigError, EngineError
 from agl.mdp.sequence import TrainingRow
 from agl.mdp.types import FloatArray, IntArray
-from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
+from agl.trainer.engines.base import Completion, OnTokens, Request
 from agl.trainer.engines.vllm import VLLMEngine
 from agl.trainer.local.loading import NewLines
 from agl.trainer.local.policy import LOAD_HINT, LocalPolicy, OnProgress, environment
 from agl.trainer.local.protocol import PolicyInfo, PolicySpec
 from agl.trainer.local.tokenizer import load_tokenizer
 from agl.trainer.processes.child import Child
+
+if TYPE_CHECKING:
+    from agl.trainer.local.grammar import Grammars
 
 GPU_MEMORY = 0.4
 """vLLM's share of the GPU's memory, where `gpu_memory` says nothing: the learner's state stays beside it."""
@@ -232,7 +235,7 @@ class VLLMPolicy(LocalPolicy):
     def __init__(self, policy: LocalPolicy, server: VLLMServer) -> None:
         super().__init__(policy.spec, policy.process)
         self.server = server
-        self._grammars: Any = None
+        self._grammars: asyncio.Future[Grammars] | None = None
         self.processes = (*self.processes, server)
         self.info = replace(policy.info, dtype=server.dtype)
         self._engine = server.engine()
@@ -242,14 +245,17 @@ class VLLMPolicy(LocalPolicy):
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         self._check_name(request.policy)
         if request.sampling.grammar:
-            request = replace(request, sampling=await asyncio.to_thread(self._held, request.sampling))
+            if self._grammars is None:
+                self._grammars = asyncio.ensure_future(asyncio.to_thread(self._make_grammars))
+            grammars = await asyncio.shield(self._grammars)
+            compiled = await grammars.admitted(request.sampling.grammar, request.owner)
+            request = replace(request, sampling=replace(request.sampling, grammar=compiled.text))
         return await self._engine.generate(request, on_tokens=on_tokens)
 
-    def _held(self, sampling: Sampling) -> Sampling:
+    def _make_grammars(self) -> Grammars:
         from agl.trainer.local.grammar import Grammars  # imports torch
 
-        self._grammars = self._grammars or Grammars(load_tokenizer(self.spec.model), self.info.vocab_size)
-        return replace(sampling, grammar=self._grammars.compiled(sampling.grammar)[1])
+        return Grammars(load_tokenizer(self.spec.model), self.info.vocab_size)
 
     async def train(
         self, sequences: list[TrainingRow], *, lr_scale: float = 1.0, pairs: Sequence[tuple[str, str]] = ()

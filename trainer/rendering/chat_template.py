@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +11,12 @@ import numpy as np
 import orjson
 from jinja2.exceptions import TemplateError
 
-from agl.errors import ConfigError, ModelLoadError
+from agl.errors import AglError, ConfigError, ModelLoadError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
 from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
+from agl.trainer.rendering.template_limits import within_limits
 from agl.trainer.rendering.token_text import CONTEXT, TokenText
 from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
 from agl.trainer.rendering.toolparsers import FORMATS, ParsedMessage, assemble, detect
@@ -48,13 +50,15 @@ class ChatTemplate(TokenText):
         reasoning_grows: whether the reasoning that `parse` reads in the beginning of an answer begins the whole one's.
 
     Raises:
-        ModelLoadError: there is no chat template, or it does not show the model what a user says.
+        ModelLoadError: there is no chat template, it does not show the model what a user says, or it takes more time or
+            memory for that than any template needs.
     """
 
     reasoning_grows = True
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
+        self._loading = True
         try:
             source = str(tokenizer.get_chat_template(tools=_PROBE_TOOLS))
         except (AttributeError, ValueError) as error:
@@ -77,6 +81,7 @@ class ChatTemplate(TokenText):
         self._format = self._tool_format()
         self._cached: dict[bytes, IntArray] = {}
         self._depends_on_time = "strftime_now" in source
+        self._loading = False
 
     @property
     def tools_refusal(self) -> ConfigError | None:
@@ -99,10 +104,13 @@ class ChatTemplate(TokenText):
         if self._takes_parts:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
-            return self._tokenizer.apply_chat_template(
-                messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
-            )
-        except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+            with within_limits() if self._loading else contextlib.nullcontext():
+                return self._tokenizer.apply_chat_template(
+                    messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
+                )
+        except (AglError, TemplateError):
+            raise
+        except Exception as error:  # a template is a program
             raise TemplateError(f"{type(error).__name__}: {error}") from error
 
     def ids(self, messages: Sequence[Message], tools: Tools) -> list[int] | IntArray:

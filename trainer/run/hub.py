@@ -122,7 +122,7 @@ def model_card(repo: str, files: Path, run_directory: Path | None) -> str:
         lines += _facts(saved, base if on_hub else base and Path(base).name, files)
         lines += _results(_validations(saved, run_directory))
         with contextlib.suppress(OSError):
-            text = (run_directory / COMMAND_FILE).read_text(encoding="utf-8").strip()
+            text = (run_directory / COMMAND_FILE).read_text(encoding="utf-8", errors="replace").strip()
             lines += ["## Command", "", "```", text, "```", ""]
     return "\n".join([*lines, *_usage(repo, is_adapter, base if on_hub else "BASE_MODEL"), ""])
 
@@ -135,7 +135,7 @@ def save_command(directory: Path) -> None:
         program = Path(sys.argv[0]).name
         words = [program] if program == "agl" else ["python", program]
         text = _PASSWORD.sub("...@", shlex.join([*words, *sys.argv[1:]]))
-        (directory / COMMAND_FILE).write_text(f"{text}\n", encoding="utf-8")
+        (directory / COMMAND_FILE).write_text(f"{text}\n", encoding="utf-8", errors="surrogateescape")
 
 
 # -- what a directory holds -------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from agl.tracing.sdk_hooks import COUNTS, GENERATION_PATHS
 from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, replace_system_prompts
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http import agent_name as agent_name  # for `call_routes`
+from agl.trainer.http import numbers as numbers  # likewise
 from agl.trainer.http.limits import Refused, json_value
 from agl.trainer.http.responses import answer
 from agl.trainer.wire.methods import loads
@@ -70,7 +71,7 @@ _CALLS = GENERATION_PATHS | {name: GENERATION_PATHS["openai"] for name in _USERS
 _OTEL_NAMES = {AZURE: "azure.ai.openai", OLD_OPENAI: "openai"}
 """Provider -> its `gen_ai.provider.name`, where that is another."""
 
-_ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:int}"
+_ATTEMPT = "/rollouts/{rollout}/attempts/{attempt:number}"
 _CONNECTION_HEADERS = frozenset(
     {
         "connection",

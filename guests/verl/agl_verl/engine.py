@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -88,7 +87,8 @@ class VerlEngine:
         if self._seeds:
             params["seed"] = sampling.seed
         if sampling.grammar and not isinstance(self._grammars, str):
-            params["structured_outputs"] = Lark((await asyncio.to_thread(self._grammars.compiled, sampling.grammar))[1])
+            compiled = await self._grammars.admitted(sampling.grammar, request.owner)
+            params["structured_outputs"] = Lark(compiled.text)
         try:
             output = await self._client.generate(
                 request_id=request.session or uuid.uuid4().hex, prompt_ids=prompt.tolist(), sampling_params=params

@@ -9,8 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
@@ -19,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agl.errors import AglError, EngineError
+from agl.errors import AglError, ConfigError, EngineError
 from agl.mdp.selection import DEFAULT_POLICY
 from agl.mdp.types import FloatArray, IntArray
 from agl.trainer.engines.base import Completion, Sampling, StopReason, check_prompt, check_sampling, empty_completion
@@ -27,7 +29,7 @@ from agl.trainer.local.architecture import exact_context
 from agl.trainer.local.engine.forward import SlotModel
 from agl.trainer.local.engine.kv_cache import PrefixNode, PrefixTree, SlotCache, common_prefix
 from agl.trainer.local.engine.sampler import StopTexts, UniformStream, Warp, most_likely
-from agl.trainer.local.grammar import Grammars, hidden
+from agl.trainer.local.grammar import Compiled, Grammars, HeldAnswer, hidden
 from agl.trainer.local.lora import Adapters
 from agl.trainer.local.memory import training_bytes
 from agl.trainer.local.protocol import EngineEvent, Failed, Finished, Tokens
@@ -37,6 +39,8 @@ PREFILL_TOKENS = {"cpu": 2048, "cuda": 8192}
 """At most this many prompt tokens, padding included, in one forward pass: bounds the memory for attention scores."""
 CHUNK_TOKENS = {"cpu": 32, "cuda": 256}
 """Prompt tokens of a row in one forward pass, and what requests share: whole chunks."""
+MASK_SECONDS = 0.005
+"""How long a step may at least find out what may come next in its rows with schemas; else as long as it has taken."""
 SCORED_STEPS = 8
 """How many tokens `logprobs` decodes one by one."""
 MEMORY_SHARE = 0.3
@@ -71,7 +75,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
-    matcher: Any = None
+    answer: HeldAnswer | None = None
 
     @property
     def ids(self) -> IntArray:
@@ -100,6 +104,7 @@ class LocalEngine:
         trained: the model in training, where that is not `model`; memory is left for both.
 
     Attributes:
+        grammars: of the model, for answers that are held to schemas.
         computed_tokens: prompt tokens that were computed, those of requests that were computed anew included.
         reused_tokens: prompt tokens whose keys and values were stored.
     """
@@ -129,7 +134,7 @@ class LocalEngine:
         self.max_context = min(max_context, exact_context(base.config).tokens)
         self._slots = SlotModel(base, device, autocast, max_batch, adapters, context=self.max_context)
         self.vocabulary = int(base.get_input_embeddings().weight.shape[0])
-        self._grammars = Grammars(tokenizer, self.vocabulary)
+        self.grammars = Grammars(tokenizer, self.vocabulary)
         available = max(0, _memory(device) - training_bytes(base, *([] if trained is None else [trained])))
         budget = int(MEMORY_SHARE * available) // self._slots.shape.bytes_per_token
         self._cache_tokens = max(budget, self.max_context)
@@ -140,6 +145,7 @@ class LocalEngine:
         self._running: list[_Row] = []
         self._next: Tensor | None = None
         self._events: list[EngineEvent] = []
+        self._began = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -154,9 +160,10 @@ class LocalEngine:
         stream: bool = False,
         policy: str = DEFAULT_POLICY,
         owner: str | None = None,
+        grammar: Compiled | None = None,
     ) -> None:
         """Queue a request. Its events carry `request_id`, which must not be in use; `stream` asks for `Tokens` events.
-        Those of different owners are let in by turns.
+        Those of different owners are let in by turns. `grammar` is the one of `sampling`; None compiles that here.
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
@@ -170,6 +177,8 @@ class LocalEngine:
                 f"the prompt holds ids from {prompt.min()} to {prompt.max()}, the model has 0 to {self.vocabulary - 1}",
                 hint="encode the prompt with the tokenizer of the model that is served",
             )
+        if grammar is None and sampling.grammar:
+            grammar = self.grammars.compiled(sampling.grammar)
         self._waiting.append(
             _Row(
                 request_id,
@@ -182,7 +191,7 @@ class LocalEngine:
                 stop_ids=frozenset(sampling.stop_token_ids),
                 stop_texts=StopTexts(sampling.stop, self._text.decode) if sampling.stop else None,
                 owner=owner,
-                matcher=self._grammars.matcher(sampling.grammar),
+                answer=grammar.begin() if grammar else None,
             )
         )
 
@@ -227,6 +236,7 @@ class LocalEngine:
         A failure ends the requests that it hit, not the engine.
         """
         events, self._events = self._events, []
+        self._began = time.perf_counter()
         with self._slots.computing():
             try:
                 self._make_room()
@@ -396,7 +406,7 @@ class LocalEngine:
         if row.prefix is None:
             return
         start, end = row.stored, row.cached
-        if start == end:
+        if start >= end:
             return
         node = self._prefixes.extend(row.prefix, row.ids[start:end], lambda: cache.read(slot, start, end))
         # What follows tokens that are not stored cannot be stored.
@@ -437,7 +447,10 @@ class LocalEngine:
         return logits
 
     def _decode(self, events: list[EngineEvent]) -> None:
-        """One more token for every running row."""
+        """One more token for every running row but those that wait for their schemas."""
+        pending = [row.answer.pending for row in self._running if row.answer and row.answer.pending]
+        if len(pending) == len(self._running) and not wait(pending, MASK_SECONDS, FIRST_COMPLETED).done:
+            return
         self._grow()
         if self._next is None:
             rows = self._running
@@ -472,18 +485,29 @@ class LocalEngine:
         self, places: Sequence[int], logits: Tensor, events: list[EngineEvent], warp: Warp | None = None
     ) -> Tensor | None:
         """Draw the next token of the running rows in these places, let go those that end; the tokens [rows] if none
-        did."""
+        did. Those for which it is not known in time what may come next are left out: their last token is fed again."""
         rows = [self._running[place] for place in places]
         warp = warp or Warp.of([row.sampling for row in rows], self.device)
-        if any(row.matcher for row in rows):
-            bits = torch.from_numpy(self._grammars.bits([row.matcher for row in rows])).to(self.device)
+        late: set[int] = set()
+        if any(row.answer for row in rows):
+            seconds = max(MASK_SECONDS, time.perf_counter() - self._began)
+            bits_NW, late = self.grammars.bits_of([row.answer for row in rows], seconds)
+            bits = torch.from_numpy(bits_NW).to(self.device)
             logits = logits.masked_fill(hidden(bits, self.vocabulary), torch.finfo(logits.dtype).min)
         distribution = warp.logprobs(logits)
-        drawn, drawn_logprobs = warp.draw(distribution, [row.uniforms.next() for row in rows])
+        # A row that is left out draws this place's number later, like any other.
+        uniforms = [0.0 if i in late else row.uniforms.next() for i, row in enumerate(rows)]
+        drawn, drawn_logprobs = warp.draw(distribution, uniforms)
         ends: dict[int, StopReason | AglError] = {}
         for i, (place, row, token, logprob) in enumerate(
             zip(places, rows, drawn.tolist(), drawn_logprobs.tolist(), strict=True)
         ):
+            if i in late:
+                row.cached -= 1
+                continue
+            if row.answer is not None and (why := row.answer.error):
+                ends[place] = _out_of_schema(why)
+                continue
             if not math.isfinite(logprob):
                 ends[place] = EngineError(
                     "the model's output is not finite",
@@ -504,15 +528,15 @@ class LocalEngine:
                 ends[place] = "stop"
             elif len(row.tokens) >= row.limit:
                 ends[place] = "length"
-            elif row.matcher is not None and not row.matcher.consume_token(token):
-                ends[place] = EngineError(
-                    f"the answer could not be held to its schema: {row.matcher.get_error()}",
-                    hint="simplify the schema of response_format",
-                    policy=row.policy,
-                )
+            elif row.answer is not None:
+                row.answer.add(token)
+                if why := row.answer.error:
+                    ends[place] = _out_of_schema(why)
         if ends:
             self._leave(ends, events)
-        return None if ends else drawn
+        if late:
+            self._next = None
+        return None if ends or late else drawn
 
     def _leave(self, ends: Mapping[int, StopReason | AglError], events: list[EngineEvent]) -> None:
         """Report the running rows in these places, keep their prefixes, and close the gaps that they leave."""
@@ -550,6 +574,13 @@ class LocalEngine:
         tokens, logprobs = np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32)
         versions = row.versions if len(row.versions) > 1 else ()
         return Completion(tokens, logprobs, reason, row.versions[0][1], row.top, row.reused or 0, versions)
+
+
+def _out_of_schema(why: str) -> ConfigError:
+    """The error of an answer that llguidance cannot go on with, though its beginning was within the limits."""
+    return ConfigError(
+        f"the answer could not be held to its schema: {why}", hint="simplify the schema: its patterns and repetitions"
+    )
 
 
 def _groups(widths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,8 @@ from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, 
 
 VERSION: Final = "0007"
 """The newest migration's revision: four digits that only increase, so that versions can be compared."""
+VERSION_TABLE: Final = "alembic_version"
+"""Where a store says which it has."""
 
 metadata = MetaData()
 

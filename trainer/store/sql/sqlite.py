@@ -17,6 +17,7 @@ from sqlalchemy.pool import StaticPool
 
 from agl.errors import StoreError, StoreGoneError
 from agl.trainer.store.sql.dialect import MEMORY, Change
+from agl.trainer.store.sql.schema import VERSION_TABLE
 
 BUSY_SECONDS: Final = 30.0
 """How long a write waits for another process's."""
@@ -63,8 +64,16 @@ class Sqlite:
         """An engine whose one connection is open, in WAL mode. Raises sqlite3.Error."""
         if self.url != MEMORY:
             _create_private(self.url)
+            self._require_ours()
         connection = _connect(self.url)
         try:
+            # A store has neither; they compute, without end if they please, when a table is read or written.
+            if planted := _names(connection, "view", "trigger"):
+                raise StoreError(
+                    f"this database is not an agl store: it has a view or trigger, {min(planted)!r}",
+                    hint=self.not_a_store_hint,
+                    store=self.url,
+                )
             # Affects new files only; existing ones keep freed space and reuse it.
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
             if self.url != MEMORY:
@@ -76,6 +85,19 @@ class Sqlite:
             connection.close()
             raise
         return _engine(connection)
+
+    def _require_ours(self) -> None:
+        """Refuse another program's database before anything in it is changed, and one that computes when it is read.
+
+        Raises:
+            StoreError: it is not a store of agl's.
+        """
+        # A store is in WAL mode from its first moment on; reading such a file would leave files next to it.
+        if not _is_in_wal_mode(self.url):
+            uri = f"{Path(self.url).resolve().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)) as connection:
+                if (names := _names(connection, "table")) and not names >= {VERSION_TABLE, "rollouts"}:
+                    raise StoreError("this database is not an agl store", hint=self.not_a_store_hint, store=self.url)
 
     @property
     def reads_beside_writes(self) -> bool:
@@ -176,6 +198,25 @@ class _Watch:
                 if version != seen:
                     seen = version
                     self._changed(None)
+
+
+def _is_in_wal_mode(path: str) -> bool:
+    """Whether SQLite keeps changes next to a file; true of one that cannot be read, as SQLite explains that better.
+
+    Source: sqlite.org/fileformat2.html, offset 18 of the header.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read(20)[18:19] == b"\2"
+    except OSError:
+        return True
+
+
+def _names(connection: sqlite3.Connection, *types: str) -> set[str]:
+    """The names of the things of these types in a database."""
+    marks = ", ".join("?" * len(types))
+    with closing(connection.execute(f"SELECT name FROM sqlite_master WHERE type IN ({marks})", types)) as cursor:
+        return {name for (name,) in cursor if not name.startswith("sqlite_")}
 
 
 def _create_private(path: str) -> None:

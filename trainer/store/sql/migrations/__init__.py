@@ -9,8 +9,7 @@ from sqlalchemy import Connection, inspect
 from agl.errors import StoreError, StoreVersionError
 from agl.trainer.store.sql import schema
 from agl.trainer.store.sql.dialect import Dialect
-
-VERSION_TABLE = "alembic_version"
+from agl.trainer.store.sql.schema import VERSION_TABLE
 
 
 def upgrade(connection: Connection, dialect: Dialect) -> None:

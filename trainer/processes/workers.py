@@ -43,6 +43,7 @@ class Workers:
 
     Args:
         arguments: of the interpreter: a script, or `-c` and a program.
+        first: what a worker finds in the first line of its input, before it is ready; None for no such line.
         python: the interpreter; the current one if None.
         keep: names, and beginnings of names that end in "*", of further variables that a worker gets.
         most: processes; as many as there are cores if None, at most four.
@@ -52,21 +53,29 @@ class Workers:
         self,
         arguments: Sequence[str],
         *,
+        first: dict[str, Any] | None = None,
         python: str | None = None,
         keep: Sequence[str] = (),
         most: int | None = None,
     ) -> None:
         self._command = [python or sys.executable, "-I", *arguments]
+        self._first = b"" if first is None else json.dumps(first).encode() + b"\n"
         self._keep = keep
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._slots = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
         atexit.register(self.close)
 
     @classmethod
-    def of_module(cls, module: str, keep: Sequence[str] = ()) -> Workers:
+    def of_module(
+        cls,
+        module: str,
+        keep: Sequence[str] = (),
+        first: dict[str, Any] | None = None,
+        most: int | None = None,
+    ) -> Workers:
         """Processes that run `main()` of a module, found where this process finds it."""
         start = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); import {module} as worker; worker.main()"
-        return cls(["-c", start, json.dumps(sys.path)], keep=keep)
+        return cls(["-c", start, json.dumps(sys.path)], keep=keep, first=first, most=most)
 
     def ask(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
         """The answer to one job. Waits for a free worker; `timeout`, in seconds, starts when there is one.
@@ -96,7 +105,7 @@ class Workers:
                 worker = self._idle.get_nowait()
                 if worker.mine and worker.process.poll() is None:
                     return worker
-        return _Worker(self._command, environment(self._keep))
+        return _Worker(self._command, environment(self._keep), self._first)
 
 
 def environment(keep: Sequence[str] = ()) -> dict[str, str]:
@@ -108,7 +117,7 @@ def environment(keep: Sequence[str] = ()) -> dict[str, str]:
 class _Worker:
     START_SECONDS = 120.0
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], first: bytes) -> None:
         try:
             self.process = subprocess.Popen(
                 command,
@@ -122,6 +131,7 @@ class _Worker:
             raise WorkerUnavailable(str(error)) from error
         self.owner = os.getpid()
         try:
+            self._write(first)
             self._line(self.START_SECONDS)
         except (WorkerDied, WorkerStuck) as error:
             self.process.kill()
@@ -134,13 +144,16 @@ class _Worker:
         return self.owner == os.getpid()
 
     def ask(self, line: str, timeout: float) -> bytes:
+        self._write(line.encode() + b"\n")
+        return self._line(timeout)
+
+    def _write(self, data: bytes) -> None:
         assert self.process.stdin is not None
         try:
-            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.write(data)
             self.process.stdin.flush()
         except OSError as error:
             raise WorkerDied from error
-        return self._line(timeout)
 
     def _line(self, timeout: float) -> bytes:
         assert self.process.stdout is not None
