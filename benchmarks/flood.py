@@ -10,7 +10,9 @@ is that of the medians; the memory is the server's largest resident size, above 
 In "8 x 128 answers" a policy of 0.5M parameters answers. C wants 128 answers of 64 tokens to each of 8 requests at a
 time, the others four tokens.
 
-In "5,000 spans to a store" the server is that of a store (`agl store`): C sends spans of its rollout, the others one
+"to a sandbox" goes to the address that a sandboxed coding agent has, on the loop of that gateway.
+
+In "... to a store" the server is that of a store (`agl store`): C sends spans of its rollout, the others one
 span at a time. AGL_BENCHMARK_STORE is the URL of its database, for others than a SQLite file.
 """
 
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import gzip
 import itertools
 import json
 import multiprocessing
@@ -49,6 +52,21 @@ def _messages(count: int, text: str) -> bytes:
     return json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}] * count}).encode()
 
 
+def _lists(megabytes: int) -> bytes:
+    return b"[" + b"[]," * (megabytes * 1_000_000 // 3) + b"[]]"
+
+
+def _packed_spans() -> bytes:
+    """60 MiB of empty spans in protobuf, packed: 58 KB."""
+    spans = b"\x12\x00" * (30 << 20)
+    for number in (2, 1):
+        size, length = len(spans), b""
+        while size > 127:
+            size, length = size >> 7, length + bytes([size & 127 | 128])
+        spans = bytes([number << 3 | 2]) + length + bytes([size]) + spans
+    return gzip.compress(spans)
+
+
 KINDS: dict[str, Callable[[], bytes]] = {
     # Refused: the first two are the requests that once stopped a server for 37 s and took 2.4 GB.
     "300,000 messages, 8 MB": lambda: _messages(300_000, "hi"),
@@ -63,7 +81,13 @@ KINDS: dict[str, Callable[[], bytes]] = {
         {"model": "policy", "messages": [{"role": "user", "content": WORDS}], "n": 128, "max_tokens": 64}
     ).encode(),
     (SPANS := "5,000 spans to a store"): lambda: _spans(5_000),
+    # Refused: two bytes can be an object of a hundred.
+    (SANDBOX := "60 MB of lists to a sandbox"): lambda: _lists(60),
+    (LISTS := "60 MB of lists to a store"): lambda: _lists(60),
+    (PACKED := "58 KB of packed OTLP to a store"): _packed_spans,
 }
+_TO_STORE = (SPANS, LISTS, PACKED)
+_PROTOBUF = "content-type: application/x-protobuf\r\ncontent-encoding: gzip"
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
@@ -71,10 +95,10 @@ KINDS: dict[str, Callable[[], bytes]] = {
 
 def serve(pipe: Any, kind: str) -> None:
     """A server in this process, and the URLs, keys and rollouts of three attempts, until `pipe` says so."""
-    asyncio.run(_serve_store(pipe) if kind == SPANS else _serve(pipe, kind == ANSWERS))
+    asyncio.run(_serve_store(pipe, kind) if kind in _TO_STORE else _serve(pipe, kind))
 
 
-async def _serve_store(pipe: Any) -> None:
+async def _serve_store(pipe: Any, kind: str) -> None:
     import tempfile
 
     from agl.trainer.http.auth import Keys
@@ -91,13 +115,16 @@ async def _serve_store(pipe: Any) -> None:
             await store.dequeue_rollout()
         gc.collect()  # as `agl store` does
         gc.freeze()
-        pipe.send([(url, "k", rollout.rollout_id) for rollout in rollouts])
+        *quiet, loud = [(url, "k", rollout.rollout_id) for rollout in rollouts]
+        if kind == PACKED:
+            loud = url.replace("/v1/store/add_spans", "/v1/traces"), *loud[1:]
+        pipe.send([*quiet, loud])
         await asyncio.to_thread(pipe.recv)
         await server.stop()
         await store.close()
 
 
-async def _serve(pipe: Any, sampled: bool) -> None:
+async def _serve(pipe: Any, kind: str) -> None:
     import tempfile
 
     from gateway import Instant  # the benchmark next to this one
@@ -117,7 +144,7 @@ async def _serve(pipe: Any, sampled: bool) -> None:
     engine: Any = Instant(tokenizer)
     engine.max_context = CONTEXT
     with tempfile.TemporaryDirectory() as directory:
-        if sampled:
+        if kind == ANSWERS:
             made = make_policy(f"{directory}/policy", stages=()).directory
             engine = await LocalPolicy.start(PolicySpec(str(made), device="cpu", threads=1))
         store = await open_store(f"sqlite:///{directory}/bench.db")
@@ -130,15 +157,28 @@ async def _serve(pipe: Any, sampled: bool) -> None:
             await store.dequeue_rollout()
             access, key = gateway.open_attempt(rollout.rollout_id, 1, selection=select(None))
             attempts.append((f"{access.url}/agents/bench/v1/chat/completions", key, rollout.rollout_id))
+        sandbox = None
+        if kind == SANDBOX:
+            from agl.errors import RolloutError
+            from agl.trainer.http.server import HttpServer
+            from agl_harnesses.front import Onward, front_app
+            from agl_harnesses.mini import Mini
+
+            front, (url, key, rollout_id) = Onward(Mini(), {}), attempts[-1]
+            front.prefixes, front.addresses = {"openai": "/openai/v1"}, lambda _: {"openai": url}
+            sandbox = HttpServer(front_app(front), error=RolloutError)
+            attempts[-1] = f"{await sandbox.start()}/openai/v1/chat/completions", key, rollout_id
         # As a run does (`Workplace.start`): a full collection would stop everything for a third of a second.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000)
         pipe.send(attempts)
         await asyncio.to_thread(pipe.recv)
+        if sandbox is not None:
+            await sandbox.stop()
         await server.stop()
         await store.close()
-        if sampled:
+        if kind == ANSWERS:
             await engine.close()
 
 
@@ -158,7 +198,8 @@ def forget_peak(pid: int) -> None:
 class Sender:
     """Posts to one attempt over a connection that is made again when the server closes it."""
 
-    def __init__(self, url: str, key: str, rollout: str) -> None:
+    def __init__(self, url: str, key: str, rollout: str, kind: str = "content-type: application/json") -> None:
+        self.kind = kind
         self.parts, self.key, self.rollout = urllib.parse.urlsplit(url), key, rollout.encode()
         self.streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -171,7 +212,7 @@ class Sender:
             reader, writer = self.streams
             head = (
                 f"POST {self.parts.path} HTTP/1.1\r\nhost: {self.parts.netloc}\r\n"
-                f"authorization: Bearer {self.key}\r\ncontent-type: application/json\r\n"
+                f"authorization: Bearer {self.key}\r\n{self.kind}\r\n"
                 f"content-length: {len(body)}\r\n\r\n"
             )
             writer.write(head.encode() + body)
@@ -196,7 +237,7 @@ def flood(attempt: tuple[str, str, str], kind: str, pipe: Any) -> None:
     body = KINDS[kind]()
 
     async def one(counts: dict[int, int]) -> None:
-        sender = Sender(*attempt)
+        sender = Sender(*attempt, _PROTOBUF) if kind == PACKED else Sender(*attempt)
         while True:
             status = await sender.post(body)
             counts[status] = counts.get(status, 0) + 1
@@ -224,7 +265,7 @@ async def latencies(attempts: list[tuple[str, str, str]], seconds: float, kind: 
             number += 1
             messages = [{"role": "user", "content": f"{WORDS} {number}"}]
             request = {"model": "policy", "messages": messages, "max_tokens": 4 if kind == ANSWERS else None}
-            body = _spans(1) if kind == SPANS else json.dumps(request).encode()
+            body = _spans(1) if kind in _TO_STORE else json.dumps(request).encode()
             started = time.perf_counter()
             assert await sender.post(body) == 200
             found.append(1e3 * (time.perf_counter() - started))

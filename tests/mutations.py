@@ -55,6 +55,11 @@ def api(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/api/test_api_{file}.py::{name}" for name in names)
 
 
+def bodies(name: str) -> tuple[str, ...]:
+    """The id of a test of bodies and calls that are attacks."""
+    return (f"tests/integration/test_attacks_bodies.py::test_{name}",)
+
+
 def saved(*names: str) -> tuple[str, ...]:
     """Ids of tests of what is left of a policy."""
     return tuple(f"tests/integration/test_saved_policies.py::test_{name}" for name in names)
@@ -1536,8 +1541,8 @@ MUTATIONS = (
     Mutation(
         "half of a character loses a batch on its way to agl run",
         "trainer/runners/recording_proxy.py",
-        "request.app.state.limits.json_depth, loads)",
-        "request.app.state.limits.json_depth)",
+        "await body.json(loads, self._decoded)",
+        "await body.json(then=self._decoded)",
         ("tests/integration/test_run_python.py::test_what_would_lose_spans_loses_none",),
     ),
     Mutation(
@@ -2146,6 +2151,97 @@ MUTATIONS = (
         "if self.size > self._limits.body_bytes:",
         "if False:",
         unit("gateway_security", "test_a_body_without_end_is_refused"),
+    ),
+    Mutation(
+        "values of a body are not counted",
+        "trainer/http/bodies.py",
+        "    if len(content) > 2 * limits.body_values:",
+        "    if False:",
+        bodies("no_route_makes_objects_of_such_a_body[store-dense]"),
+    ),
+    Mutation(
+        "a large body is read on the event loop",
+        "trainer/http/bodies.py",
+        "        return await self._turn.run(function, self.content, *arguments)",
+        "        return function(self.content, *arguments)",
+        bodies("spans_of_a_program_are_read_off_the_loop"),
+    ),
+    Mutation(
+        "a packed body has no bound",
+        "trainer/http/bodies.py",
+        "decompress(content, most + 1)",
+        "decompress(content)[: most]",
+        bodies("what_is_packed_is_unpacked_to_a_bound"),
+    ),
+    Mutation(
+        "a lease that nobody knows has turns of its own",
+        "trainer/http/turns.py",
+        "            if lease is not None and await self._is_open(*lease, secret):",
+        "            lease = lease or (secret, 1)\n            if lease:",
+        bodies("turns_are_those_of_a_lease_that_is_open_or_of_a_key"),
+    ),
+    Mutation(
+        "a method that waits keeps its sender's turn",
+        "trainer/wire/server.py",
+        "                if method.name not in waiting:",
+        "                if True:",
+        bodies("a_method_that_waits_does_not_keep_its_senders_turn"),
+    ),
+    Mutation(
+        "each request of an application has turns of its own",
+        "trainer/gateway/application.py",
+        "            turns=self.turns.of(application),\n",
+        "",
+        bodies("each_application_has_turns_of_its_own"),
+    ),
+    Mutation(
+        "fields of protobuf are not counted",
+        "trainer/store/http/otlp.py",
+        "    check_protobuf(body, _request_fields(), limits)\n",
+        "",
+        bodies("protobuf_is_counted_before_it_is_objects"),
+    ),
+    Mutation(
+        "another encoding hides values",
+        "trainer/wire/methods.py",
+        'json.loads(body.decode("utf-8", "surrogatepass"))',
+        "json.loads(body)",
+        bodies("text_in_another_encoding_hides_nothing"),
+    ),
+    Mutation(
+        "a sandboxed agent calls what it likes",
+        "guests/harnesses/agl_harnesses/front.py",
+        "        if not is_permitted(api, request.method, path):",
+        "        if False:",
+        bodies("a_sandboxed_agent_calls_models_and_nothing_else_with_the_users_key"),
+    ),
+    Mutation(
+        "a sandboxed agent sends another's key along",
+        "guests/harnesses/agl_harnesses/front.py",
+        "[*_without(headers, KEY_HEADERS), key]",
+        "[*headers, key]",
+        bodies("a_sandboxed_agent_calls_models_and_nothing_else_with_the_users_key"),
+    ),
+    Mutation(
+        "a path leads out of a provider's URL",
+        "trainer/runners/recording_proxy.py",
+        "        if leads_out(path):",
+        "        if False:",
+        bodies("no_path_leads_out_of_a_providers_url"),
+    ),
+    Mutation(
+        "0.3's proxy passes every call",
+        "guests/agentlightning/agl_agentlightning/llm_proxy.py",
+        "        if not is_permitted(provider, request.method, path):",
+        "        if False:",
+        bodies("0_3s_proxy_passes_calls_of_models_alone"),
+    ),
+    Mutation(
+        "a provider's answer has no bound",
+        "trainer/runners/recording_proxy.py",
+        "            return json_value(text, limits, partial(loads, nan=True))",
+        "            return orjson.loads(text)",
+        bodies("a_hostile_providers_answer_passes_and_is_recorded_to_a_bound[dense]"),
     ),
     Mutation(
         "texts remembered without redaction",

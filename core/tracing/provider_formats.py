@@ -7,8 +7,9 @@ reference (GenerateContentResponse). Bodies are untrusted: parts that do not fit
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -53,26 +54,36 @@ def is_stream(response: Any) -> bool:
     return response.headers.get("content-type", "").startswith("text/event-stream")
 
 
-def json_values(response: Any, body: bytes) -> list[Any]:
-    """The JSON of an httpx response's body, or of each server-sent event in it (WHATWG HTML, section 9.2).
+def json_values(response: Any, body: bytes, load: Callable[[bytes], Any] = json.loads) -> Iterator[Any]:
+    """The JSON of an httpx response's body, or of each server-sent event in it.
 
     The body is encoded as the headers say, and may be cut short. What cannot be read is left out.
+
+    Args:
+        load: the value of JSON text; raises ValueError.
     """
     headers = {"content-encoding": response.headers.get("content-encoding", "identity")}
     try:
         body = type(response)(200, headers=headers, content=body).content
     except Exception:  # the DecodingError of its version of httpx
-        return []
-    texts = [body]
-    if is_stream(response):
-        blocks = body.replace(b"\r\n", b"\n").split(b"\n\n")
-        lines = ((line[5:].lstrip() for line in block.split(b"\n") if line.startswith(b"data:")) for block in blocks)
-        texts = [b"\n".join(data) for data in lines]
-    values = []
-    for text in texts:
-        with contextlib.suppress(ValueError):
-            values.append(json.loads(text))
-    return values
+        return
+    for text in _events(body) if is_stream(response) else [body]:
+        with contextlib.suppress(ValueError, RecursionError):
+            yield load(text)
+
+
+def _events(body: bytes) -> Iterator[bytes]:
+    """The data of each server-sent event (WHATWG HTML, section 9.2)."""
+    data: list[bytes] = []
+    for line in io.BytesIO(body):
+        line = line.rstrip(b"\r\n")
+        if line.startswith(b"data:"):
+            data.append(line[5:].lstrip())
+        elif not line and data:
+            yield b"\n".join(data)
+            data = []
+    if data:
+        yield b"\n".join(data)
 
 
 def request_messages(body: Json) -> dict[str, Any]:
@@ -193,9 +204,13 @@ class ResponseAccumulator:
     error: str | None = None
     _choices: dict[int, _Choice] = field(default_factory=dict)
 
-    def received(self, response: Any, body: bytes) -> None:
-        """Add what was received of the body of an httpx response. A body that cannot be read adds nothing."""
-        for value in json_values(response, body):
+    def received(self, response: Any, body: bytes, load: Callable[[bytes], Any] = json.loads) -> None:
+        """Add what was received of the body of an httpx response. A body that cannot be read adds nothing.
+
+        Args:
+            load: as of `json_values`.
+        """
+        for value in json_values(response, body, load):
             # Google's answers are made of the same parts, whole, as events, or as an array of them.
             for each in google.listed(value):
                 (self.event if is_stream(response) or "candidates" in _dict(each) else self.whole)(each)

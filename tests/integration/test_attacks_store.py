@@ -14,6 +14,7 @@ from agl.mdp.spans import Span
 from agl.trainer.http.auth import LEASE_HEADER, Keys
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
+from agl.trainer.store.http.client import HttpStore
 from agl.trainer.store.http.server import StoreServer
 from agl.trainer.store.types import NewRollout
 
@@ -63,16 +64,18 @@ def test_one_that_writes_many_spans_does_not_come_first(way: str, spans: int, tm
     async def main() -> None:
         store = Noting(await open_store(f"sqlite:///{tmp_path}/s.db"))
         await store.enqueue_rollouts([NewRollout("t", rollout_id=name) for name in ("greedy", "other")])
-        for _ in range(2):
-            await store.dequeue_rollout()
         server = StoreServer(cast(Store, store), port=0, keys=Keys())
         url = await server.start()
+        client = await HttpStore.open(url)
+        leased = [await client.dequeue_rollout() for _ in range(2)]
+        await client.close()
+        leases = {one.rollout.rollout_id: one.secret or "" for one in leased if one is not None}
         path = "/v1/store/add_spans" if way == "a method" else "/v1/store/batch"
 
         async def write(rollout_id: str, first: int, count: int) -> asyncio.Task[bytes]:
             sent = add_spans(rollout_id, first, count)
             operation = {"operations": [{"method": "add_spans", "arguments": sent}]}
-            return await post(url, path, sent if way == "a method" else operation, lease=rollout_id)
+            return await post(url, path, sent if way == "a method" else operation, lease=leases[rollout_id])
 
         greedy = [await write("greedy", 1000 * k, 600) for k in range(16)]
         before = len(store.order)

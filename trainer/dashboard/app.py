@@ -32,10 +32,12 @@ from agl.trainer.dashboard import views
 from agl.trainer.dashboard.compare import Validation, compare
 from agl.trainer.dashboard.sources import Source
 from agl.trainer.http.auth import Keys
+from agl.trainer.http.bodies import body_in_turn
 from agl.trainer.http.errors import describe_error, error_handlers
-from agl.trainer.http.limits import Refused, json_value
+from agl.trainer.http.limits import Refused
 from agl.trainer.http.numbers import number_of  # also for the routes
 from agl.trainer.http.responses import answer
+from agl.trainer.http.turns import Turns
 from agl.trainer.report.alerts import Watch
 from agl.trainer.report.labels import label
 from agl.trainer.report.rollout_report import describe
@@ -72,6 +74,8 @@ _GAP = 20
 """Steps without rollouts that are looked past for the next one with some."""
 _AT_ONCE = 4
 """Reports that are made at the same time, each on a thread."""
+_CHANGES_BYTES = 1024 * 1024
+"""Of a request that changes a note or a label."""
 
 ENDPOINTS = {"/metrics": "Training metrics", "/agents": "Active agents", "/memory": "Memory statistics"}
 
@@ -179,6 +183,7 @@ class _Api:
     def __init__(self, sources: Sequence[Source], keys: Keys) -> None:
         self._sources, self._keys = sources, keys
         self._reports = asyncio.Semaphore(_AT_ONCE)
+        self._turns = Turns()
 
     def with_key(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """A route that needs a key and answers with the handler's value."""
@@ -189,6 +194,14 @@ class _Api:
             return answer(await handler(request))
 
         return handle
+
+    async def _changes(self, request: Request) -> dict[str, Any]:
+        """What a request wants changed."""
+        async with body_in_turn(request, self._turns, most=_CHANGES_BYTES) as body:
+            changes = await body.json(depth=3)
+        if not isinstance(changes, dict):
+            raise Refused(400, "the body is an object of JSON", "invalid_request")
+        return changes
 
     def _check(self, request: Request) -> None:
         role = self._keys.role(request.headers)
@@ -257,7 +270,7 @@ class _Api:
     async def note(self, request: Request) -> Any:
         """Change what is noted on a run: "name", "tags", "note", "deleted"."""
         store, run = await self._run(request)
-        return views.shown(asdict(await note(store, run.run_id, await _changes(request))), views.SHORT_TEXT)
+        return views.shown(asdict(await note(store, run.run_id, await self._changes(request))), views.SHORT_TEXT)
 
     async def stop(self, request: Request) -> Any:
         """Have the run end after its current step."""
@@ -424,7 +437,7 @@ class _Api:
     async def label(self, request: Request) -> Any:
         """Label a rollout with "value", a number or null to withdraw the label, and a "note"."""
         store = await self._store(request)
-        changes = await _changes(request)
+        changes = await self._changes(request)
         value, text = changes.get("value"), changes.get("note")
         if not (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
             raise Refused(400, "the value is a number, or null to withdraw the label", "invalid_request")
@@ -568,13 +581,6 @@ def _decimal(request: Request, name: str) -> float | None:
     if number is not None and not math.isfinite(number):
         raise Refused(400, f"{name} is a number", "invalid_request")
     return number
-
-
-async def _changes(request: Request) -> dict[str, Any]:
-    changes = json_value(await request.body(), request.headers, 3)
-    if not isinstance(changes, dict):
-        raise Refused(400, "the body is an object of JSON", "invalid_request")
-    return changes
 
 
 def _mode(text: str) -> Mode:

@@ -25,7 +25,7 @@ from agl.trainer.gateway.metrics import Metrics
 from agl.trainer.gateway.recent_responses import RecentResponses
 from agl.trainer.gateway.sessions import chain_of
 from agl.trainer.http.application_keys import ApplicationKeys
-from agl.trainer.http.turns import LARGE_MESSAGES
+from agl.trainer.http.turns import LARGE_MESSAGES, TurnsByName
 from agl.trainer.store.types import new_rollout_id
 
 CONVERSATIONS = 1024
@@ -74,7 +74,7 @@ class ApplicationGateway(Gateway):
         capture_content: as for `Gateway`.
 
     Attributes:
-        metrics: of what was served.
+        metrics: of what was served. turns: of each application's large requests.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class ApplicationGateway(Gateway):
         self.keys = keys
         self.most_requests = most_requests
         self.metrics = Metrics()
+        self.turns = TurnsByName()
         self._open: Counter[str] = Counter()
         self._responses: dict[str, RecentResponses] = {}
         self._conversations: OrderedDict[Conversation, set[tuple[str, bytes]]] = OrderedDict()
@@ -113,6 +114,7 @@ class ApplicationGateway(Gateway):
             self.base_url,
             b"",
             responses=self._responses.setdefault(application, RecentResponses()),
+            turns=self.turns.of(application),
             application=application,
         )
 

@@ -39,7 +39,8 @@ from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.metrics import Measured
 from agl.trainer.gateway.text_logprobs import TextLogprobs
-from agl.trainer.http.limits import json_value, setting
+from agl.trainer.http.bodies import body_in_turn
+from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.rendering.token_text import CONTEXT
 
@@ -161,14 +162,12 @@ def routes(gateway: ApplicationGateway) -> list[Route]:
 
 async def _read(gateway: ApplicationGateway, request: HttpRequest, kind: type[Any]) -> tuple[Any, ServedPolicy]:
     """The body of a request, and the policy that it names."""
-    gateway.application_of(request.headers)
-    limits = request.app.state.limits
-    content = await request.body()
-    if len(content) > limits.request_bytes:
-        why = f"the request has {len(content)} bytes, the limit is {limits.request_bytes}: {setting('request_bytes')}"
-        raise RequestError(413, why, code="request_too_large")
-    data = await asyncio.to_thread(json_value, content, request.headers, limits.json_depth)
-    body = validated(kind, data, _UNSUPPORTED[kind])
+    turns = gateway.turns.of(gateway.application_of(request.headers))
+    try:
+        async with body_in_turn(request, turns, most=request.app.state.limits.request_bytes) as received:
+            body = await received.json(then=lambda data: validated(kind, data, _UNSUPPORTED[kind]))
+    except Refused as refused:
+        raise RequestError(refused.status, refused.message, code=refused.code) from None
     return body, gateway.served(gateway.policy_named(body.model, None))
 
 

@@ -23,6 +23,7 @@ from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.http import agent_name as agent_name  # for PREFIX
 from agl.trainer.http.auth import key_of
+from agl.trainer.http.bodies import media_type, received
 from agl.trainer.http.limits import Limits, Refused, check_json, parse_json, setting
 from agl.trainer.http.numbers import number_of  # also for PREFIX
 from agl.trainer.http.responses import answer as answer
@@ -175,7 +176,7 @@ async def read(
         ClientDisconnect: the client hung up.
     """
     limits: Limits = request.app.state.limits
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+    if media_type(request) != "application/json":
         raise RequestError(415, "send the body as Content-Type: application/json", code="unsupported_media_type")
     max_context = gateway.served(policy).engine.max_context
     # Without this header the body can have any size.
@@ -202,20 +203,11 @@ def _model(request: Request, dialect_request: DialectRequest[Any]) -> str:
 
 
 async def _body(request: Request, limits: Limits, max_context: int) -> bytes:
-    body, size, refusal = bytearray(), int(request.headers.get("content-length", 0)), None
     try:
-        # What is too large is read to its end, but not kept: in the attempt's turn, its uploads come one by one.
-        async for chunk in request.stream():
-            size = max(size, len(body) + len(chunk))
-            if refusal is None and (refusal := _too_large(size, limits, max_context)) is None:
-                body += chunk
-            else:
-                body.clear()
+        # In the attempt's turn, its uploads come one by one.
+        return await received(request, lambda size: _too_large(size, limits, max_context))
     except Refused as refused:
-        raise refusal or RequestError(refused.status, refused.message, code=refused.code) from None
-    if refusal is not None:
-        raise refusal
-    return bytes(body)
+        raise RequestError(refused.status, refused.message, code=refused.code) from None
 
 
 def _too_large(size: int, limits: Limits, max_context: int) -> RequestError | None:

@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import ConfigError, nearest
@@ -26,6 +27,8 @@ log = logging.getLogger("agl.http")
 
 VARIABLE = "AGL_LIMIT_"
 """Begins the variables that set limits: AGL_LIMIT_MESSAGES=20000."""
+LIMITS = "agl.limits"
+"""ASGI scope entry, set by `Bounded`: the limits of the server that got the request."""
 ABORT = "agl.abort"
 """ASGI extension, set by `connections`: a function that drops the connection at once."""
 _ORJSON_DEPTH = 254
@@ -52,6 +55,7 @@ class Limits:
             request that would then not fit into the policy's context is refused unread.
         json_values: in a request to a model. messages: in it, each of their parts and tool calls included.
         tools: that it offers.
+        body_values: JSON values, or fields of protobuf, in any other body.
     """
 
     connections: int = 8192
@@ -72,6 +76,7 @@ class Limits:
     json_values: int = 100_000
     messages: int = 10_000
     tools: int = 1_000
+    body_values: int = 250_000
 
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Limits:
@@ -135,11 +140,14 @@ def parse_json(body: bytes | bytearray, depth: int) -> Any:
     return data
 
 
-def check_json(body: bytes, depth: int, values: int) -> None:
+def check_json(body: bytes, depth: int, values: int, name: str = "json_values") -> None:
     """Refuse JSON text by its shape, before it takes the memory of its values.
 
     Exact for valid JSON; of other text, it counts at least what stands before the error. Most of the work leaves
     other threads the interpreter.
+
+    Args:
+        name: of the limit of values.
 
     Raises:
         Refused: 400, it is nested deeper than `depth`; 413, it has more than this many values.
@@ -158,7 +166,7 @@ def check_json(body: bytes, depth: int, values: int) -> None:
         count += int(np.count_nonzero(opening)) + int(np.count_nonzero(outside == ord(",")))
         if count > values:
             found = f"the body has {count} JSON values or more, the limit is {values}"
-            raise Refused(413, f"{found}: {setting('json_values')}", "request_too_large")
+            raise Refused(413, f"{found}: {setting(name)}", "request_too_large")
         levels = np.cumsum(opening.view(np.int8) - closing.view(np.int8), dtype=np.int32)
         if levels.size:
             if (deepest := level + int(levels.max())) > depth:
@@ -167,21 +175,9 @@ def check_json(body: bytes, depth: int, values: int) -> None:
             level += int(levels[-1])
 
 
-def json_value(
-    body: bytes, headers: Mapping[str, str], depth: int, parse: Callable[[bytes, int], Any] = parse_json
-) -> Any:
-    """The value of a body.
-
-    Raises:
-        Refused: 415, it is not sent as JSON; 400, it is no JSON, or nested deeper than `depth`.
-    """
-    # A browser may send any page's text to this machine, but no JSON that it calls JSON.
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "send application/json", "unsupported_media_type")
-    try:
-        return parse(body, depth)
-    except ValueError as error:
-        raise Refused(400, f"the body is not JSON that can be read: {error}", "invalid_json") from None
+def limits_of(request: Request) -> Limits:
+    """The limits of the server that got a request."""
+    return request.scope.get(LIMITS) or Limits()
 
 
 class Bounded:
@@ -196,6 +192,7 @@ class Bounded:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope[LIMITS] = self.limits
         exchange = _Exchange(self, scope, receive, send)
         if self._running >= self.limits.requests:
             await exchange.refuse(Refused(503, "the server has as many requests as it takes; try again", "overloaded"))

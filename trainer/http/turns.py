@@ -1,7 +1,7 @@
 """Work on large requests (parsing, hashing, rendering, tokenising): on a few threads, never on the event loop.
 
 Invariant: an attempt has one large request worked on at a time, so no attempt takes the threads from the others. Of
-requests that name no attempt, the same holds for a lease, or else for the machine that sends them.
+requests that are no attempt's, the same holds for a lease that is open, or else for the key that was sent.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
-from agl.trainer.http.auth import LEASE_HEADER
+from agl.trainer.http.auth import key_hash, lease_secrets
 
 T = TypeVar("T")
 
@@ -26,6 +27,10 @@ LARGE_BYTES = 16 * 1024
 LARGE_MESSAGES = 256
 """So is a conversation of this many messages, or with this many of `LARGE_BYTES` in characters."""
 
+_UPLOADS = 4
+"""Large bodies of one sender that are held at a time."""
+_MOST_LEASES = 10_000
+"""Leases of which a server knows whose they are."""
 _POOL = ThreadPoolExecutor(max_workers=2, thread_name_prefix="agl-requests")
 _SWITCH_SECONDS = 0.0002
 """How long the event loop waits for the interpreter while Python code runs on a thread; Python's default is 0.005."""
@@ -36,9 +41,13 @@ class Turns:
 
     Args:
         threads: where the work is done; None: where that of all other large requests is.
+
+    Attributes:
+        uploads: of bodies that are received or held meanwhile. One over a slow line lets others of its sender pass.
     """
 
     def __init__(self, threads: ThreadPoolExecutor | None = None) -> None:
+        self.uploads = asyncio.Semaphore(_UPLOADS)
         self._threads = threads or _POOL
         self._free = asyncio.Semaphore(1)
         self._job: Future[Any] | None = None
@@ -62,26 +71,48 @@ class Turns:
         return await asyncio.wrap_future(self._job)
 
 
-_of_senders: WeakValueDictionary[tuple[str, int], Turns] = WeakValueDictionary()
+class TurnsByName:
+    """The turns of senders by their names, which live as long as somebody has or awaits one."""
+
+    def __init__(self) -> None:
+        self._turns: WeakValueDictionary[str, Turns] = WeakValueDictionary()
+
+    def of(self, sender: str) -> Turns:
+        """The turns of a sender that was authenticated as this."""
+        return self._turns.setdefault(sender, Turns())
 
 
-@contextlib.asynccontextmanager
-async def body_in_turn(request: Request, *, large: bool = False) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """Yields what runs a function of the body and arguments: on a thread where the body is long, or `large` when read.
+class TurnsByLease:
+    """The turns of a server's senders: those of the lease whose secret a request shows, or else those of its key.
 
-    Such a request keeps its sender's turn until the block ends: what is read of many at once would fill the memory, and
-    stop everything while Python looks through it.
+    A secret counts once the server knows whose it is (`know`), and only while its attempt is open: otherwise a sender
+    would have as many turns as it can make up, or has ever had.
+
+    Args:
+        is_open: (rollout, attempt, secret) -> whether the secret is that of the attempt's lease, which has not ended.
     """
-    body = await request.body()
 
-    async def read(function: Callable[..., T], *arguments: Any) -> T:
-        return function(body, *arguments) if turn is None else await turn.run(function, body, *arguments)
+    def __init__(self, is_open: Callable[[str, int, str], Awaitable[bool]]) -> None:
+        self._is_open, self._turns = is_open, TurnsByName()
+        self._leases: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
 
-    turn, sender = None, request.headers.get(LEASE_HEADER) or (request.client.host if request.client else "")
-    if large or len(body) >= LARGE_BYTES:
-        turn = _of_senders.setdefault((sender, id(asyncio.get_running_loop())), Turns())
-    async with turn or contextlib.nullcontext():
-        yield read
+    def know(self, secret: str | None, rollout_id: str, attempt: int) -> None:
+        """Remember the attempt of a lease's secret."""
+        if secret is None:
+            return
+        digest = key_hash(secret)
+        self._leases[digest] = rollout_id, attempt
+        self._leases.move_to_end(digest)
+        while len(self._leases) > _MOST_LEASES:
+            self._leases.popitem(last=False)
+
+    async def of(self, request: Request, key: str) -> Turns:
+        """The turns of a request's sender. `key`: what its key makes it."""
+        for secret in lease_secrets(request.headers):
+            lease = self._leases.get(key_hash(secret))
+            if lease is not None and await self._is_open(*lease, secret):
+                return self._turns.of(f"lease of {lease[0]} {lease[1]}")
+        return self._turns.of(key)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

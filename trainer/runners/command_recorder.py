@@ -21,6 +21,7 @@ from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
+from agl.trainer.runners.provider_calls import api_of, provider_error
 from agl.trainer.runners.recording_proxy import RecordingProxy, client_variables, provider_bases
 
 
@@ -87,7 +88,6 @@ def _place(context: tracing.RolloutContext) -> str:
     return f"/rollouts/{context.rollout_id}/attempts/{context.attempt}"
 
 
-def describe(_: Request, error: Exception) -> tuple[object, int]:
+def describe(request: Request, error: Exception) -> tuple[object, int]:
     """The body and the status with which a program is answered for an error, as `error_handlers` takes it."""
-    status = error.status if isinstance(error, RequestError) else 500
-    return {"error": {"message": str(error), "type": "agl"}}, status
+    return provider_error(api_of(request), error)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import httpx
 import orjson
@@ -37,12 +38,21 @@ from agl.tracing.system_prompts import NamedTexts, Replaced, SystemPrompts, repl
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http import agent_name as agent_name  # for `call_routes`
 from agl.trainer.http import numbers as numbers  # likewise
-from agl.trainer.http.limits import Refused, json_value
+from agl.trainer.http.bodies import body_in_turn, json_value, unpacked
+from agl.trainer.http.limits import Limits, Refused, limits_of
 from agl.trainer.http.responses import answer
+from agl.trainer.http.turns import Turns
+from agl.trainer.runners.provider_calls import leads_out
 from agl.trainer.wire.methods import loads
+
+log = logging.getLogger("agl.recorder")
 
 RECORDED_BYTES = 16 * 1024 * 1024
 """How much of an answer is recorded; all of it passes."""
+HELD_BYTES = 256 * 1024 * 1024
+"""How much of all answers is held that one program awaits, until they are recorded."""
+ANSWER_VALUES = 2_000_000
+"""JSON values of an answer that are looked at, in all of its events; fewer in each."""
 CONNECT_SECONDS, SILENT_SECONDS = 20.0, 900.0
 """How long a provider may take to accept a connection, and how long it may be silent."""
 PROVIDERS = {
@@ -86,7 +96,8 @@ _CONNECTION_HEADERS = frozenset(
     }
 )
 """Headers that belong to one connection and are not forwarded (RFC 9110, section 7.6.1)."""
-_KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+"""Headers in which a provider's key can be."""
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
 """A text in JSON."""
 _READABLE_ENCODINGS = ("gzip", "deflate", "identity")
@@ -166,6 +177,8 @@ class RecordingProxy:
         self._open = True
         self.sends_spans = False
         self._records: set[asyncio.Task[None]] = set()
+        self._held_bytes = 0
+        self._requests, self._answers = Turns(), Turns()
         timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
         self._client = httpx.AsyncClient(timeout=timeout, limits=limits, follow_redirects=False)
@@ -219,38 +232,33 @@ class RecordingProxy:
         if "json" not in request.headers.get("content-type", ""):
             raise RequestError(415, "spans are taken as JSON: OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
         try:
-            # A tool's result may hold half of a character, which JSON can express and UTF-8 cannot.
-            body = json_value(await request.body(), request.headers, request.app.state.limits.json_depth, loads)
-            spans = otlp.decode(body, rollout_id=self.inference.rollout_id, attempt=self.inference.attempt)
+            async with body_in_turn(request, self._requests) as body:
+                # A tool's result may hold half of a character, which JSON can express and UTF-8 cannot.
+                spans = await body.json(loads, self._decoded)
         except ValueError as error:
             raise RequestError(400, str(error)) from None
         await self.store.add_spans([*spans, *evaluated(spans)])
         return answer({})
 
+    def _decoded(self, export: Any) -> list[Span]:
+        return otlp.decode(export, rollout_id=self.inference.rollout_id, attempt=self.inference.attempt)
+
     async def _forward(self, request: Request, provider: str) -> Response:
         self._check(request, request.path_params["key"])
-        try:
-            content = await request.body()
-        except Refused as refused:
-            raise RequestError(refused.status, refused.message, code=refused.code) from None
         _refuse_azure(provider, self.providers[provider], request)
-        base, headers, body = self._route(provider, request, content)
         # The path with the program's own escapes. What follows the agent's name may repeat any part of the URL.
         raw = request.scope.get("raw_path", request.url.path.encode()).decode("ascii", "replace")
         name, _, tail = raw.partition("/agents/")[2].partition(f"/{_MOUNTS[provider]}/")
-        agent, path = urllib.parse.unquote(name), f"/{urllib.parse.unquote(tail)}"
-        is_call = request.method == "POST" and path.endswith(_CALLS[provider])
-        replaced = None
-        if is_call and (texts := self.system_prompts.get(agent)) is not None:
-            body, replaced = _with_system_prompts(body, texts)
-        call = None
-        if is_call and not path.endswith(COUNTS):
-            call = _Call(self.inference, request, agent, path, provider, base, body, replaced)
-            await self._add(call.tools())
+        place = _Place(provider, urllib.parse.unquote(name), f"/{urllib.parse.unquote(tail)}")
+        self._admit(request, provider, f"/{tail}")
+        async with body_in_turn(request, self._requests) as body:
+            base, headers, content, call = await body.read(self._prepare, request, place)
+        if call is not None:
+            await self._add(self.inference.tools(call.tool_results, call.started, call.sequence))
         url = f"{base}/{tail}" + (f"?{request.url.query}" if request.url.query else "")
         try:
             answer = await self._client.send(
-                self._client.build_request(request.method, url, headers=headers, content=body),
+                self._client.build_request(request.method, url, headers=headers, content=content),
                 stream=True,
             )
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -266,9 +274,44 @@ class RecordingProxy:
         ]
         return response
 
-    def _route(self, provider: str, request: Request, body: bytes) -> tuple[str, list[tuple[bytes, bytes]], bytes]:
-        """The provider's base URL, and the headers and the body to send there."""
-        return self.providers[provider].rstrip("/"), forwarded_headers(request), body
+    def _admit(self, request: Request, provider: str, path: str) -> None:
+        """Refuse a request that is not to be forwarded, before its body is read.
+
+        Args:
+            path: what follows the provider's base URL, as it was sent.
+
+        Raises:
+            RequestError: it is one.
+        """
+        if leads_out(path):
+            raise RequestError(404, f"{request.method} {path[:200]} leads out of the provider's URL", code="not_found")
+
+    def _prepare(
+        self, content: bytes, request: Request, place: _Place
+    ) -> tuple[str, list[tuple[bytes, bytes]], bytes, _Call | None]:
+        """Base URL, headers and body of the request to the provider, and the call that it is, if it is one.
+
+        Raises:
+            RequestError: 413, a system prompt is to be replaced, and the body has too many values; or as `_route`.
+        """
+        is_call = request.method == "POST" and place.path.endswith(_CALLS[place.provider])
+        value, refused = _value(content, request) if is_call else (None, None)
+        base, headers, content = self._route(place.provider, request, content, value)
+        replaced = None
+        if is_call and (texts := self.system_prompts.get(place.agent)) is not None:
+            if refused is not None:
+                raise RequestError(refused.status, refused.message, code=refused.code)
+            content, replaced = _with_system_prompts(content, value, texts)
+            value = value if replaced is None else replaced.body
+        if not is_call or place.path.endswith(COUNTS):
+            return base, headers, content, None
+        return base, headers, content, _Call(self.inference, request, place, base, value, replaced)
+
+    def _route(
+        self, provider: str, request: Request, content: bytes, value: Any
+    ) -> tuple[str, list[tuple[bytes, bytes]], bytes]:
+        """The provider's base URL, and the headers and the body to send there. `value`: of a call's JSON."""
+        return self.providers[provider].rstrip("/"), forwarded_headers(request), content
 
     def _further_facts(self, call: _Call, answer: httpx.Response, body: bytes) -> dict[str, Any]:
         """Further attributes of the call's span, of its answer, whose body may be incomplete."""
@@ -280,8 +323,9 @@ class RecordingProxy:
         finished = False
         try:
             async for chunk in answer.aiter_raw():
-                if call is not None and len(recorded) < RECORDED_BYTES:
+                if call is not None and len(recorded) < RECORDED_BYTES and self._held_bytes < HELD_BYTES:
                     recorded += chunk
+                    self._held_bytes += len(chunk)
                 yield chunk
             finished = True
         except httpx.HTTPError as broken:
@@ -301,13 +345,34 @@ class RecordingProxy:
 
     async def _record(self, call: _Call, answer: httpx.Response, body: bytes, error: str | None) -> None:
         call.ended = call.started + time.monotonic() - call.began
-        await asyncio.to_thread(call.read_answer, answer, body)
-        call.further = await asyncio.to_thread(self._further_facts, call, answer, body)
+        try:
+            async with self._answers as turn:
+                await turn.run(self._read_answer, call, answer, body)
+        finally:
+            self._held_bytes -= len(body)
         await self._add([call.span(error)])
+
+    def _read_answer(self, call: _Call, answer: httpx.Response, body: bytes) -> None:
+        plain = httpx.Response(answer.status_code, headers={"content-type": answer.headers.get("content-type", "")})
+        try:
+            body = unpacked(body, answer.headers.get("content-encoding", ""), call.limits.body_bytes, whole=False)
+        except ValueError as unreadable:
+            log.warning("an answer of %s is not recorded: %s", call.provider, unreadable)
+            body = b""
+        call.read_answer(plain, body)
+        call.further = self._further_facts(call, plain, body)
 
     async def _add(self, spans: list[Span]) -> None:
         if spans:
             await self.store.add_spans(spans)
+
+
+class _Place(NamedTuple):
+    """Where a request goes: the provider, the agent whose it is, and the path, without escapes."""
+
+    provider: str
+    agent: str
+    path: str
 
 
 class _Call:
@@ -317,40 +382,34 @@ class _Call:
         self,
         inference: SpanInference,
         request: Request,
-        agent: str,
-        path: str,
-        provider: str,
+        place: _Place,
         base: str,
-        body: bytes,
+        value: Any,
         replaced: Replaced | None,
     ) -> None:
-        self.inference, self.provider, self.base, self.replaced = inference, provider, base, replaced
-        self.agent = agent
+        self.inference, self.base, self.replaced = inference, base, replaced
+        self.provider, self.agent = place.provider, place.agent
+        self.limits = limits_of(request)
         self.started = self.ended = time.time()
         self.began, self.sequence = time.monotonic(), next_number()
         self.client = request.headers.get("user-agent")
         self.status: int | None = None
         self.answer = ResponseAccumulator()
         self.further: dict[str, Any] = {}
-        sent = [request.headers.get(name, "").rpartition(" ")[2] for name in _KEY_HEADERS]
+        sent = [request.headers.get(name, "").rpartition(" ")[2] for name in KEY_HEADERS]
         self.keys = [key for key in (*sent, request.query_params.get("key", "")) if len(key) > 3]
-        try:
-            parsed = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            parsed = None
-        self.settings = settings(parsed, request.url.path) if isinstance(parsed, dict) else {}
-        self.body: dict[str, Any] = dict(google.common(parsed)) if isinstance(parsed, dict) else {}
-        if provider == "google":
-            self.body["model"] = path.rpartition("/")[2].partition(":")[0]
-
-    def tools(self) -> list[Span]:
-        """The spans of the tools whose results the request has."""
-        return self.inference.tools(tool_results(self.body), self.started, self.sequence)
+        self.settings = settings(value, request.url.path) if isinstance(value, dict) else {}
+        body: dict[str, Any] = dict(google.common(value)) if isinstance(value, dict) else {}
+        if place.provider == "google":
+            body["model"] = place.path.rpartition("/")[2].partition(":")[0]
+        self.model = str(body.get("model") or "")
+        self.tool_results = tool_results(body)
+        self.messages = request_messages(body) if inference.capture_content else {}
 
     def read_answer(self, answer: httpx.Response, body: bytes) -> None:
         """Read the answer, whose body may be incomplete."""
         self.status = answer.status_code
-        self.answer.received(answer, body)
+        self.answer.received(answer, body, answer_reader(self.limits))
 
     def span(self, error: str | None) -> Span:
         """The call's span, with the error of forwarding it or else the provider's own."""
@@ -364,7 +423,7 @@ class _Call:
         if why is not None and self.status is not None and self.status >= 400:
             why = f"{self.status}: {why}"
         facts = {
-            semconv.REQUEST_MODEL: str(self.body.get("model") or ""),
+            semconv.REQUEST_MODEL: self.model,
             **self.settings,
             semconv.PROVIDER_NAME: _OTEL_NAMES.get(self.provider, self.provider),
             semconv.CLIENT: self.client,
@@ -372,14 +431,13 @@ class _Call:
             semconv.WIRE_CALLS: 1,
             "http.response.status_code": self.status,
             **(self.replaced.facts(content) if self.replaced is not None else {}),
-            **(request_messages(self.body) if content else {}),
+            **self.messages,
             **self.answer.facts(content),
             **self.further,
         }
         facts = {k: self._without_keys(v) if isinstance(v, str) else v for k, v in facts.items()}
-        model = str(self.body.get("model") or "")
         why = None if why is None else self._without_keys(why)
-        span = self.inference.chat(self.agent, model, self.started, self.ended, facts, why, sequence=self.sequence)
+        span = self.inference.chat(self.agent, self.model, self.started, self.ended, facts, why, sequence=self.sequence)
         self.inference.asks(span, self.answer.tool_calls())
         return span
 
@@ -390,12 +448,38 @@ class _Call:
         return text
 
 
-def _with_system_prompts(body: bytes, texts: NamedTexts) -> tuple[bytes, Replaced]:
-    """The bytes of a request with its system prompts replaced, and what was."""
+def _value(content: bytes, request: Request) -> tuple[Any, Refused | None]:
+    """The value of a call's body, and why it is not looked at although it may be JSON; None for either."""
+    if "content-encoding" in request.headers:
+        return None, None
     try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        data = None
+        return json_value(content, limits_of(request)), None
+    except Refused as refused:
+        return None, refused if refused.status == 413 else None
+
+
+def answer_reader(limits: Limits) -> Callable[[bytes], Any]:
+    """What gives the value of each JSON text of one answer, until there are too many: a provider may be hostile, too.
+
+    It raises ValueError.
+    """
+    left = ANSWER_VALUES
+
+    def load(text: bytes) -> Any:
+        nonlocal left
+        left -= text.count(b",") + text.count(b"{") + text.count(b"[") + 1
+        if left < 0:
+            raise ValueError(f"the answer has more than {ANSWER_VALUES} values")
+        try:
+            return json_value(text, limits, partial(loads, nan=True))
+        except Refused as refused:
+            raise ValueError(refused.message) from None
+
+    return load
+
+
+def _with_system_prompts(body: bytes, data: Any, texts: NamedTexts) -> tuple[bytes, Replaced]:
+    """The bytes of a request, whose value is `data`, with its system prompts replaced, and what was."""
     replaced = replace_system_prompts(data, texts)
     if not replaced.names:
         return body, replaced

@@ -238,8 +238,11 @@ def _portable(value: Any) -> Any:
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
-def loads(body: bytes, depth: int) -> Any:
+def loads(body: bytes, depth: int, *, nan: bool = False) -> Any:
     """The value of JSON text.
+
+    Args:
+        nan: whether NaN and Infinity are values, as Python writes them.
 
     Raises:
         ValueError: it is not JSON, or nested deeper than `depth`.
@@ -247,10 +250,11 @@ def loads(body: bytes, depth: int) -> Any:
     try:
         return parse_json(body, depth)
     except orjson.JSONDecodeError:
-        if b"\\ud" not in body.lower():
+        if b"\\ud" not in body.lower() and not (nan and (b"NaN" in body or b"Infinity" in body)):
             raise
     try:
-        value = json.loads(body)
+        # Of bytes it would guess the encoding: in UTF-16, what `check_json` takes for quotes would be none.
+        value = json.loads(body.decode("utf-8", "surrogatepass"))
     except RecursionError:
         raise ValueError(f"nested more than {depth} deep") from None
     level, remaining = [value], depth

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -11,10 +11,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agl.errors import AglError
+from agl.trainer.http.bodies import body_in_turn
 from agl.trainer.http.errors import describe_error
-from agl.trainer.http.limits import Refused, json_value
+from agl.trainer.http.limits import Refused
 from agl.trainer.http.responses import answer
-from agl.trainer.http.turns import body_in_turn
+from agl.trainer.http.turns import Turns
 from agl.trainer.wire.methods import Method, dumps, loads, portable
 
 
@@ -24,22 +25,27 @@ def method_routes(
     call: Callable[[Request, Method, dict[str, Any]], Awaitable[Any]],
     *,
     admit: Callable[[Request], object],
-    json_depth: int,
+    turns: Callable[[Request], Awaitable[Turns]],
+    waiting: Container[str] = (),
     status: Callable[[AglError], int] = lambda error: 409,
 ) -> list[Route]:
     """The routes `<prefix>/<method>`.
 
     Args:
         call: does what a method does with these arguments, and returns its result.
-        admit: raises `Refused` for a request whose body is not read. status: the HTTP status of an error.
+        admit: raises `Refused` for a request whose body is not read. turns: of the sender of an admitted one.
+        waiting: methods that wait for something, which they do after their turn.
+        status: the HTTP status of an error.
     """
 
     async def handle(method: Method, request: Request) -> Response:
         try:
             admit(request)
-            async with body_in_turn(request) as read:
-                arguments = await read(json_value, request.headers, json_depth, lambda *body: method.read(loads(*body)))
-                return json_response({"result": portable(await call(request, method, arguments))})
+            async with body_in_turn(request, functools.partial(turns, request)) as body:
+                arguments = await body.json(loads, method.read)
+                if method.name not in waiting:
+                    return json_response({"result": portable(await call(request, method, arguments))})
+            return json_response({"result": portable(await call(request, method, arguments))})
         except AglError as error:
             return answer(describe_error(request, error)[0], status(error))
         except Refused as refused:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import orjson
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
@@ -31,7 +32,9 @@ from agl.trainer.http.browsers import is_loopback
 from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
-from agl.trainer.runners.recording_proxy import RecordingProxy, forwarded_headers
+from agl.trainer.runners.command_recorder import describe
+from agl.trainer.runners.provider_calls import OVERRIDES, RefusedCalls, is_permitted
+from agl.trainer.runners.recording_proxy import KEY_HEADERS, RecordingProxy, forwarded_headers
 from agl_agentlightning import types as T
 from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.missing import refuse
@@ -64,6 +67,9 @@ class LLMProxy:
         launcher_args: host and port, otherwise. middlewares, callbacks: 0.3's names, without effect; classes are
             refused.
         litellm_config, num_retries: refused, unless empty: LiteLLM is not used.
+
+    Attributes:
+        refused: the calls that were not passed on: those that are no model's.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class LLMProxy:
         self.store = store
         self.model_list: list[Mapping[str, Any]] = []
         self.update_model_list(model_list or [])
+        self.refused = RefusedCalls()
         self._secret = secrets.token_urlsafe(24)
         self._limits = Limits.of_environment()
         self._loop: LoopThread | None = None
@@ -233,7 +240,9 @@ class LLMProxy:
             except ConfigError:
                 number = 0
             forwarder = _Forwarder(self, rollout_id, number)
-            app = Starlette(routes=forwarder.call_routes(), exception_handlers=error_handlers(_describe, RequestError))
+            app = Starlette(
+                routes=forwarder.call_routes(), exception_handlers=error_handlers(describe, RequestError, HTTPException)
+            )
             app.state.limits = self._limits
             entry = self._attempts[rollout_id, attempt_id] = forwarder, app
         return entry
@@ -264,17 +273,22 @@ class _Forwarder(RecordingProxy):
         if self.inference.attempt and self._owner.store is not None:
             await self._owner.store.agl_store.add_spans(spans)
 
-    def _route(self, provider: str, request: Request, body: bytes) -> tuple[str, list[tuple[bytes, bytes]], bytes]:
-        try:
-            data = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            data = {}
-        entry = self._owner.entry(data.get("model") if isinstance(data, dict) else None)
+    def _admit(self, request: Request, provider: str, path: str) -> None:
+        # The keys are the proxy's: whoever may call the models has none of them.
+        if not is_permitted(provider, request.method, path):
+            raise self._owner.refused.refuse(request.method, path)
+
+    def _route(
+        self, provider: str, request: Request, content: bytes, value: Any
+    ) -> tuple[str, list[tuple[bytes, bytes]], bytes]:
+        data = value if isinstance(value, dict) else {}
+        entry = self._owner.entry(data.get("model"))
         base, model, is_vllm = _destination(entry)
         body = orjson.dumps({**data, "model": model, **({"return_token_ids": True} if is_vllm else {})})
         if provider == "anthropic":
             base = base.removesuffix("/v1")
-        headers = [h for h in forwarded_headers(request) if h[0].lower() not in (b"authorization", b"x-api-key")]
+        dropped = {*KEY_HEADERS, *OVERRIDES}
+        headers = [h for h in forwarded_headers(request) if h[0].lower().decode("latin-1") not in dropped]
         key = str(entry["litellm_params"].get("api_key") or "none").encode()
         headers.append((b"x-api-key", key) if provider == "anthropic" else (b"authorization", b"Bearer " + key))
         return base, headers, body
@@ -305,11 +319,6 @@ def _destination(entry: Mapping[str, Any]) -> tuple[str, str, bool]:
     if base is None:
         raise ConfigError(f"the model {options['model']!r} has no address", hint="give api_base in litellm_params")
     return str(base).rstrip("/"), model, provider == _VLLM
-
-
-def _describe(_: Request, error: Exception) -> tuple[object, int]:
-    status = error.status if isinstance(error, RequestError) else 500
-    return {"error": {"message": str(error), "type": "agl", "code": getattr(error, "code", None)}}, status
 
 
 _active: LLMProxy | None = None

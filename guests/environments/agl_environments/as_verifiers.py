@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import secrets
 from collections.abc import Iterable, Mapping
@@ -19,20 +18,29 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from aiohttp import web
 from datasets import Dataset
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from agl import tracing
 from agl.agents.agent import Agent, RolloutInfo, as_agent
 from agl.agents.registry import answer_error_cause, causes_of, switched_on
 from agl.agents.resources import LLM, Task, as_tasks
-from agl.errors import AglError, DatasetError, described
+from agl.errors import AglError, DatasetError, RolloutError, UnreadableMessageError, described
 from agl.mdp.evidence import is_answer, unreadable_inputs
 from agl.mdp.selection import select
 from agl.mdp.types import Reward
 from agl.messages import read, write
 from agl.rewards.emit import as_rewards, record
 from agl.rewards.function import raised_by
+from agl.trainer.http.auth import key_hash, key_of, matches
+from agl.trainer.http.bodies import body_in_turn
+from agl.trainer.http.errors import error_handlers
+from agl.trainer.http.server import HttpServer
+from agl.trainer.http.turns import Turns
 from agl_environments.verifiers_env import answers_among, vf
 
 # After `verifiers_env`, which says so where verifiers has none of them any more.
@@ -94,7 +102,7 @@ class _Run:
             None once the rollout has ended.
     """
 
-    server: web.AppRunner
+    server: HttpServer
     requests: asyncio.Queue[_Request]
     open: set[asyncio.Future[Any]] | None
     task: asyncio.Task[float] | None = None
@@ -109,7 +117,7 @@ class _Run:
         if self.task is not None:
             self.task.cancel()
             await asyncio.wait({self.task})
-        await self.server.cleanup()
+        await self.server.stop(seconds=1.0)
 
 
 class AgentEnvironment(vf.MultiTurnEnv):
@@ -185,7 +193,7 @@ class AgentEnvironment(vf.MultiTurnEnv):
             response = await super().get_model_response(state, prompt, tool_defs=tools or None, **options)
         except BaseException as error:
             if not request.reply.done():
-                request.reply.set_exception(web.HTTPBadGateway(text=described(error)))
+                request.reply.set_exception(HTTPException(502, described(error)))
             raise
         if not request.reply.done():
             request.reply.set_result(response)
@@ -214,16 +222,20 @@ class AgentEnvironment(vf.MultiTurnEnv):
 
 async def _serve(key: str) -> tuple[_Run, str]:
     """A run without its agent, whose server listens at a free port, and the server's URL."""
+    digest, turns = key_hash(key), Turns()
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        sent = request.headers.get("authorization", "").removeprefix("Bearer ") or request.headers.get("x-api-key", "")
-        if not hmac.compare_digest(sent, key):
-            return web.json_response({"error": {"message": "this key belongs to no rollout"}}, status=401)
-        body, protocol = await request.json(), _PROTOCOLS.get(request.path.rsplit("/v1/", 1)[-1])
+    async def answer(request: Request) -> Response:
+        if not matches(key_of(request.headers), digest):
+            return JSONResponse({"error": {"message": "this key belongs to no rollout"}}, 401)
+        async with body_in_turn(request, turns) as received:
+            body = await received.json()
+        protocol = _PROTOCOLS.get(request.url.path.rpartition("/v1/")[2])
+        if not isinstance(body, dict):
+            return JSONResponse({"error": {"message": "the body is an object of JSON"}}, 400)
         streamed = bool(body.get("stream"))
         if protocol is None or body.get("previous_response_id") or (streamed and protocol != _CHAT):
             message = "agl's verifiers environment answers chat/completions, and responses and messages unstreamed"
-            return web.json_response({"error": {"message": message}}, status=501)
+            return JSONResponse({"error": {"message": message}}, 501)
         if run.open is None:
             raise _ended()
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -231,28 +243,34 @@ async def _serve(key: str) -> tuple[_Run, str]:
         messages = write.to_openai(read.body(body))
         await run.requests.put(_Request(messages, read.tools(body.get("tools")), reply))
         payload = serialize_intercept_response(await reply, protocol)
-        return await _stream(request, payload) if streamed else web.json_response(payload)
+        if streamed:
+            return Response(_stream(payload), media_type="text/event-stream")
+        return JSONResponse(payload)
 
-    app = web.Application(client_max_size=64 * 1024**2)
-    app.router.add_post("/{path:.*}", answer)
-    server = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+    app = Starlette(
+        routes=[Route("/{path:path}", answer, methods=["POST"])],
+        exception_handlers=error_handlers(_describe, HTTPException, UnreadableMessageError),
+    )
+    server = HttpServer(app, error=RolloutError)
     run = _Run(server, asyncio.Queue(), set())
-    await server.setup()
-    site = web.TCPSite(server, "127.0.0.1", 0)
-    await site.start()
-    return run, f"http://127.0.0.1:{server.addresses[0][1]}"
+    return run, await server.start()
 
 
-def _ended() -> web.HTTPGone:
+def _describe(_: Request, error: Exception) -> tuple[Any, int]:
+    status = 400 if isinstance(error, UnreadableMessageError) else getattr(error, "status_code", 500)
+    return {"error": {"message": str(getattr(error, "detail", error))}}, status
+
+
+def _ended() -> HTTPException:
     """The clients do not try again after it."""
-    return web.HTTPGone(text="verifiers has ended this rollout")
+    return HTTPException(410, "verifiers has ended this rollout")
 
 
 _CHAT = "openai_chat_completions"
 _PROTOCOLS = {"chat/completions": _CHAT, "responses": "openai_responses", "messages": "anthropic_messages"}
 
 
-async def _stream(request: web.Request, payload: Mapping[str, Any]) -> web.StreamResponse:
+def _stream(payload: Mapping[str, Any]) -> bytes:
     """A chat completion as a stream of one chunk."""
     [choice] = payload["choices"]
     calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls", ()))]
@@ -260,11 +278,7 @@ async def _stream(request: web.Request, payload: Mapping[str, Any]) -> web.Strea
     chunk = {**payload, "object": "chat.completion.chunk", "choices": [
         {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}
     ]}  # fmt: skip
-    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-    await response.prepare(request)
-    await response.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
-    await response.write_eof()
-    return response
+    return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
 
 
 def _shown(task: Any) -> str:

@@ -5,19 +5,27 @@ from __future__ import annotations
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import httpx
-import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.http.limits import Refused
+from agl.trainer.http.bodies import body_in_turn, media_type
+from agl.trainer.http.errors import error_handlers
+from agl.trainer.http.limits import Limits, Refused, check_json, parse_json
 from agl.trainer.http.server import HttpServer
-from agl.trainer.runners.recording_proxy import SILENT_SECONDS, forwarded_headers
+from agl.trainer.http.turns import Turns
+from agl.trainer.runners.provider_calls import OVERRIDES, RefusedCalls, is_permitted, leads_out, provider_error
+from agl.trainer.runners.recording_proxy import KEY_HEADERS, SILENT_SECONDS, forwarded_headers
 from agl_harnesses.harness import Harness, Providers
 
 
@@ -34,29 +42,44 @@ class Front:
         self.harness, self.agent, self.calls = harness, harness.name, 0
         self.prefixes: Mapping[str, str] = {}
         self.addresses: Callable[[str], Providers] = _not_started
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request.
 
         Raises:
-            RequestError: 404, the path is not below its API's prefix; or its body is too large.
+            RequestError: 404, the path is not below its API's prefix, or not one that is forwarded; 413 or 400, the
+                body is too large or too deep.
         """
         request = Request(scope, receive)
         if request.headers.get("upgrade", "").lower() == "websocket":
             # Codex then sends the same over HTTP; after any other answer it tries for seconds.
             raise RequestError(426, "calls are taken over HTTP", code="upgrade_required")
-        try:
-            content = await request.body()
-        except Refused as refused:
-            raise RequestError(refused.status, refused.message, code=refused.code) from None
         api, raw = request.path_params["api"], scope["raw_path"].decode("ascii")
         prefix = self.prefixes.get(api)
         if prefix is None or not raw.startswith(prefix):
             raise RequestError(404, f"{request.method} {request.url.path} is not served", code="not_found")
+        path = raw[len(prefix) :]
+        self.check(request, api, path)
+        try:
+            async with body_in_turn(request, self._turns) as body:
+                content, name = body.content, await body.read(self._name, request, body.limits)
+        except Refused as refused:
+            raise RequestError(refused.status, refused.message, code=refused.code) from None
         self.calls += bool(content)
-        await self.forward(
-            request, self.addresses(self._name(request, content))[api] + raw[len(prefix) :], content, send
-        )
+        await self.forward(request, self.addresses(name)[api] + path, content, send)
+
+    def check(self, request: Request, api: str, path: str) -> None:
+        """Refuse a request that is not to be forwarded, before its body is read.
+
+        Args:
+            path: what follows the base URL of its API.
+
+        Raises:
+            RequestError: it is one.
+        """
+        if leads_out(path):
+            raise RequestError(404, f"{request.method} {request.url.path} is not served", code="not_found")
 
     async def forward(self, request: Request, url: str, content: bytes, send: Send) -> None:
         """Answer a request with what a URL answers, which is this server's."""
@@ -77,10 +100,18 @@ class Front:
 
         await request.app(scope, again, send)
 
-    def _name(self, request: Request, content: bytes) -> str:
+    def _name(self, content: bytes, request: Request, limits: Limits) -> str:
+        """The name of the agent whose request this is.
+
+        Raises:
+            Refused: 413, the body has too many values; 400, it is nested too deep.
+        """
+        if media_type(request) != "application/json" or "content-encoding" in request.headers:
+            return self.agent
+        check_json(content, limits.json_depth, limits.json_values)
         try:
-            body = orjson.loads(content)
-        except orjson.JSONDecodeError:
+            body = parse_json(content, limits.json_depth)
+        except ValueError:
             return self.agent
         sub_agent = self.harness.sub_agent(request.headers, body) if isinstance(body, dict) else None
         return self.agent if sub_agent is None else f"{self.agent}-{sub_agent}"
@@ -91,18 +122,21 @@ def _not_started(_: str) -> Providers:
 
 
 class Onward(Front):
-    """The same where the addresses are other servers'. It adds the keys, which the coding agent does not have.
+    """The same where the addresses are other servers'. It adds the keys, which the coding agent does not have, and so
+    passes on no call but those of models.
 
     Args:
         keys: API -> header, and its value for the address of that API.
 
     Attributes:
         status: of the last answer to a request with a body; None before it.
+        refused: the calls that were not passed on.
     """
 
     def __init__(self, harness: Harness, keys: Mapping[str, tuple[str, str]]) -> None:
         super().__init__(harness)
         self.status: int | None = None
+        self.refused = RefusedCalls()
         self._keys = {api: (name.encode(), value.encode()) for api, (name, value) in keys.items()}
         self._client = httpx.AsyncClient(timeout=SILENT_SECONDS, limits=httpx.Limits(max_connections=None))
         self._client.headers.clear()
@@ -113,13 +147,20 @@ class Onward(Front):
         """For how long no answer was awaited."""
         return self._seconds + (0.0 if self._open else time.monotonic() - self._since)
 
+    def check(self, request: Request, api: str, path: str) -> None:
+        if not is_permitted(api, request.method, path):
+            raise self.refused.refuse(request.method, path)
+
     async def forward(self, request: Request, url: str, content: bytes, send: Send) -> None:
         self._seconds, self._open = self.own_seconds, self._open + 1
         try:
-            url += f"?{request.url.query}" if request.url.query else ""
-            headers = forwarded_headers(request)
+            headers = _without(forwarded_headers(request), OVERRIDES)
+            query = request.url.query
             if (key := self._keys.get(request.path_params["api"])) is not None:
-                headers = [*(pair for pair in headers if pair[0].lower() != key[0]), key]
+                # Another's key would carry what the agent has seen to the account of somebody else.
+                headers = [*_without(headers, KEY_HEADERS), key]
+                query = "&".join(part for part in query.split("&") if unquote(part.partition("=")[0]) != "key")
+            url += f"?{query}" if query else ""
             sent = self._client.build_request(request.method, url, headers=headers, content=content)
             answer = await self._client.send(sent, stream=True)
             self.status = answer.status_code if content else self.status
@@ -137,6 +178,22 @@ class Onward(Front):
     async def close(self) -> None:
         """End its connections."""
         await self._client.aclose()
+
+
+def _without(headers: list[tuple[bytes, bytes]], names: Container[str]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower().decode("latin-1") not in names]
+
+
+def front_app(front: Front) -> Starlette:
+    """The application of one sandbox's address, whose paths are `/{api}/{rest}`."""
+
+    def describe(request: Request, error: Exception) -> tuple[Any, int]:
+        return provider_error(request.path_params.get("api", ""), error)
+
+    return Starlette(
+        routes=[Route("/{api}/{rest:path}", front, methods=None)],
+        exception_handlers=error_handlers(describe, RequestError, HTTPException),
+    )
 
 
 class UnixServer(HttpServer):

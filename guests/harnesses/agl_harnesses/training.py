@@ -22,26 +22,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.routing import Route
-
 from agl import tracing
 from agl.agents.agent import Agent, Outcome, RewardFunction
 from agl.errors import ConfigError, RolloutError
 from agl.rewards.function import RewardCaller
 from agl.tracing import propagation
-from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.http import keyed
 from agl.trainer.graders.programs.inside import copies, plain
 from agl.trainer.graders.programs.running import INSIDE, MODULES, interpreter_folders
-from agl.trainer.http.errors import error_handlers
 from agl.trainer.processes.sandbox import PATH, Sandbox, Walls
 from agl.trainer.processes.sandboxes import chosen
 from agl.trainer.runners.command import CommandAgent, CommandFailed
-from agl.trainer.runners.command_recorder import describe
 from agl.trainer.runners.recording_proxy import PROVIDERS, URLS
 from agl_harnesses import inside
-from agl_harnesses.front import Onward, UnixServer
+from agl_harnesses.front import Onward, UnixServer, front_app
 from agl_harnesses.harness import Attempt, Harness, Providers
 from agl_harnesses.session import check_version, known
 
@@ -226,10 +220,7 @@ class _Place:
         """
         keys = {api: (header, word + self.env[name]) for name, (api, header, word) in _KEYS.items() if name in self.env}
         front = Onward(self.harness, keys)
-        app = Starlette(
-            routes=[Route("/{api}/{rest:path}", front, methods=None)],
-            exception_handlers=error_handlers(describe, RequestError),
-        )
+        app = front_app(front)
         server = UnixServer(app, error=RolloutError)
         app.state.limits = server.limits
         gateway = root / "gateway"
@@ -243,6 +234,8 @@ class _Place:
         finally:
             await server.stop()
             await front.close()
+        # Hosts that it asked for, and calls.
+        report["refused"] = {**report["refused"], **front.refused}
         failed = front.status is not None and (front.status >= 500 or front.status in (401, 403, 429))
         said = f"; its output:\n{report['said']}" if report["said"] else ""
         if report.get("status") != 0 and (front.status is None or failed):

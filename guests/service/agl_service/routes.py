@@ -17,10 +17,12 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from agl.errors import AglError, StoreError
+from agl.trainer.http.bodies import body_in_turn, check_json_lines
 from agl.trainer.http.errors import describe_error, error_handlers
-from agl.trainer.http.limits import Refused, json_value
+from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.openapi import REFERENCE, document, json_content, model_content, operation
 from agl.trainer.http.responses import answer
+from agl.trainer.http.turns import Turns
 from agl_service.run_record import LAST, RunRecord
 from agl_service.service import Service
 
@@ -85,6 +87,8 @@ def operations(service: Service, facts: Mapping[str, Any], store_schema: Mapping
         facts: for `/health`, in addition to the run's. store_schema: the schema of the store's routes.
     """
 
+    turns = Turns()
+
     async def health(request: Request) -> Response:
         if service.mount.keys.role(request.headers) != "operator":
             return answer({"status": "ok"})
@@ -96,22 +100,29 @@ def operations(service: Service, facts: Mapping[str, Any], store_schema: Mapping
 
     async def upload(request: Request) -> Response:
         split = request.path_params["split"]
-        try:
-            text = (await request.body()).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise Refused(400, f"the tasks are not UTF-8: {error}", "invalid_text") from None
         name = request.query_params.get("name") or f"{split}.jsonl"
-        tasks = await asyncio.to_thread(service.upload, split, text, name)
-        return answer({"split": split, "tasks": tasks})
+
+        def store(content: bytes, limits: Limits) -> int:
+            try:
+                text = content.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise Refused(400, f"the tasks are not UTF-8: {error}", "invalid_text") from None
+            check_json_lines(content, limits)
+            return service.upload(split, text, name)
+
+        # It writes a file, however small it is.
+        async with body_in_turn(request, turns, large=True) as body:
+            return answer({"split": split, "tasks": await body.read(store, body.limits)})
 
     async def drop(request: Request) -> Response:
         service.drop(request.path_params["split"])
         return answer(await asyncio.to_thread(service.data))
 
     async def train(request: Request) -> Response:
-        body = json_value(await request.body(), request.headers, 32)
+        async with body_in_turn(request, turns) as body:
+            wanted = await body.json(depth=32)
         try:
-            train_body = TrainBody.model_validate(body)
+            train_body = TrainBody.model_validate(wanted)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the body"

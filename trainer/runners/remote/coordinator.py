@@ -17,10 +17,12 @@ from starlette.routing import Route
 
 from agl.errors import AglError, AttemptOverError, ConfigError, NotStoredError, StoreError
 from agl.trainer.http.auth import Keys, lease_secrets
-from agl.trainer.http.limits import Limits, Refused
+from agl.trainer.http.limits import Refused
+from agl.trainer.http.turns import Turns, TurnsByLease
 from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.protocol import LEASE_WAIT_SECONDS, Lease
 from agl.trainer.runners.remote.serialization import METHODS, PREFIX, sent_lease
+from agl.trainer.store.leases import is_open_lease
 from agl.trainer.wire.methods import Method
 from agl.trainer.wire.server import method_routes
 
@@ -42,6 +44,12 @@ def coordinator_routes(
     """
     leases: OrderedDict[str, asyncio.Task[Lease | None]] = OrderedDict()
 
+    async def is_open(rollout_id: str, attempt: int, secret: str) -> bool:
+        coordinator = current()
+        return coordinator is not None and await is_open_lease(coordinator.store, rollout_id, attempt, secret)
+
+    turns = TurnsByLease(is_open)
+
     async def lease(worker_id: str, wait: float, request_id: str) -> Lease | None:
         wait, coordinator = min(max(wait, 0.0), LEASE_WAIT_SECONDS), current()
         if coordinator is None:
@@ -62,6 +70,8 @@ def coordinator_routes(
                 raise
             # The run has ended, or has dismissed this worker.
             return None
+        if lease is not None:
+            turns.know(lease.attempted_rollout.secret, *lease.id)
         known = (coordinator.resources or {}) if own_workers else {}
         return None if lease is None else sent_lease(lease, selection=not own_workers, known=known)
 
@@ -81,7 +91,10 @@ def coordinator_routes(
         if coordinator is None:
             raise AttemptOverError("there is no run here any more")
         try:
-            of = await coordinator.find(named.rollout_id, named.attempt, lease_secrets(request.headers))
+            secrets = lease_secrets(request.headers)
+            of = await coordinator.find(named.rollout_id, named.attempt, secrets)
+            if len(secrets) == 1:
+                turns.know(secrets[0], *of.id)
             # A report is on its own attempt, whatever its spans say.
             rollout_id, attempt = of.id
             report = arguments.get("report")
@@ -95,7 +108,10 @@ def coordinator_routes(
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"not what a runner sends: {type(error).__name__}: {error}") from error
 
-    return method_routes(METHODS, PREFIX, call, admit=check, json_depth=Limits().json_depth, status=_status)
+    async def turns_of(request: Request) -> Turns:
+        return await turns.of(request, "runner")
+
+    return method_routes(METHODS, PREFIX, call, admit=check, turns=turns_of, status=_status)
 
 
 def key_check(keys: Keys) -> Callable[[Request], None]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import zlib
+import functools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
@@ -34,9 +34,11 @@ from agl.mdp.spans import Event, Span
 from agl.messages import read
 from agl.tracing import otlp
 from agl.trainer.http.auth import Role
+from agl.trainer.http.bodies import body_in_turn, json_value, media_type, unpacked
 from agl.trainer.http.limits import Limits, Refused
+from agl.trainer.http.protobuf import Fields, check_protobuf, message_fields
 from agl.trainer.http.responses import RETRY_SECONDS
-from agl.trainer.http.turns import body_in_turn
+from agl.trainer.http.turns import Turns
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig
 from agl.trainer.wire.methods import loads
@@ -54,8 +56,9 @@ class Traces:
     """The route of spans.
 
     Args:
-        store: where spans are stored. role: the role of a request's sender; may raise `Refused`. limits: of the server.
+        store: where spans are stored. role: the role of a request's sender; may raise `Refused`.
         is_leased: whether a request shows the secret of an attempt's lease, which a runner needs.
+        turns: of a request's sender.
     """
 
     def __init__(
@@ -63,9 +66,9 @@ class Traces:
         store: Store,
         role: Callable[[Request], Role],
         is_leased: Callable[[Request, str, int], Awaitable[bool]],
-        limits: Limits,
+        turns: Callable[[Request], Awaitable[Turns]],
     ) -> None:
-        self._store, self._role, self._is_leased, self._limits = store, role, is_leased, limits
+        self._store, self._role, self._is_leased, self._turns = store, role, is_leased, turns
         self._opening = asyncio.Lock()
         self._named: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
         """Trace -> the rollout and the attempt that one of its spans names."""
@@ -74,14 +77,15 @@ class Traces:
         return Route(PATH, self._export, methods=["POST"])
 
     async def _export(self, request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = media_type(request)
         try:
             role = self._role(request)
             if kind not in (PROTOBUF, JSON):
                 raise Refused(415, f"spans are taken as {PROTOBUF} or {JSON}", "unsupported_media_type")
             encoding = request.headers.get("content-encoding", "identity").strip().lower()
-            async with body_in_turn(request, large=encoding != "identity") as read:
-                received = await read(_decode, encoding, kind, self._limits.body_bytes, self._limits.json_depth)
+            turns = functools.partial(self._turns, request)
+            async with body_in_turn(request, turns, large=encoding != "identity") as body:
+                received = await body.read(_decode, encoding, kind, body.limits)
                 rejected = await self._store_spans(request, role, received)
         except ValueError as error:
             return _failure(kind, 400, str(error))
@@ -228,34 +232,32 @@ _Received = tuple[dict[str, Any], "Span | ValueError"]
 """A resource's attributes, and one of its spans or the error in it."""
 
 
-def _decode(body: bytes, encoding: str, kind: str, max_bytes: int, depth: int) -> list[_Received]:
-    """The spans of a request's body; ValueError if it cannot be decoded."""
-    if encoding in ("gzip", "x-gzip"):
-        body = _gunzip(body, max_bytes)
-    elif encoding not in ("", "identity"):
-        raise ValueError(f"content-encoding {encoding!r} is unknown; send gzip or none")
-    return list(otlp.decode_each(loads(body, depth)) if kind == JSON else _from_protobuf(body))
+def _decode(body: bytes, encoding: str, kind: str, limits: Limits) -> list[_Received]:
+    """The spans of a request's body.
+
+    Raises:
+        ValueError: it cannot be decoded. Refused: it has more than the limits allow.
+    """
+    body = unpacked(body, encoding, limits.body_bytes)
+    if kind == JSON:
+        return list(otlp.decode_each(json_value(body, limits, loads)))
+    return list(_from_protobuf(body, limits))
 
 
-def _gunzip(body: bytes, max_bytes: int) -> bytes:
-    unpacker = zlib.decompressobj(wbits=31)
-    try:
-        unpacked = unpacker.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise ValueError(f"the body is not gzip: {error}") from None
-    if len(unpacked) > max_bytes:
-        raise ValueError(f"the body has more than {max_bytes} bytes once unpacked")
-    if not unpacker.eof:
-        raise ValueError("the gzip body ends too soon")
-    return unpacked
+@functools.cache
+def _request_fields() -> Fields:
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    return message_fields(ExportTraceServiceRequest.DESCRIPTOR)
 
 
-def _from_protobuf(body: bytes) -> Iterator[_Received]:
+def _from_protobuf(body: bytes, limits: Limits) -> Iterator[_Received]:
     try:
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     except ImportError:
         raise ValueError(f"protobuf is not read here; {install_line('server')}, or send JSON") from None
+    check_protobuf(body, _request_fields(), limits)
     try:
         request = ExportTraceServiceRequest.FromString(body)
     except DecodeError as error:

@@ -7,6 +7,7 @@ shows; the calls and spans that it writes must belong to attempts that are open.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,16 +20,18 @@ from starlette.routing import BaseRoute, Route
 
 from agl.errors import AglError, NotStoredError, StoreError
 from agl.trainer.http.auth import LEASE_HEADER, Keys, Role, lease_secrets
+from agl.trainer.http.bodies import body_in_turn
 from agl.trainer.http.errors import describe_error, error_handlers, error_json, refusal
-from agl.trainer.http.limits import Limits, Refused, json_value
+from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.responses import answer, unless_gone
 from agl.trainer.http.server import HttpServer
-from agl.trainer.http.turns import body_in_turn
+from agl.trainer.http.turns import Turns, TurnsByLease
 from agl.trainer.store.base import Store
 from agl.trainer.store.http import protocol
 from agl.trainer.store.http.openapi import schema
 from agl.trainer.store.http.otlp import Traces
-from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt
+from agl.trainer.store.leases import is_open_lease
+from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt, AttemptedRollout
 from agl.trainer.wire.methods import Method, loads, portable
 from agl.trainer.wire.server import json_response, method_routes
 
@@ -103,15 +106,21 @@ class StoreRoutes:
         self._waiting: set[asyncio.Future[Any]] = set()
         self._stopping = False
         self._abandoned: OrderedDict[str, None] = OrderedDict()
+        self._turns = TurnsByLease(functools.partial(is_open_lease, store))
 
     def routes(self) -> list[Route]:
         """Routes of the methods, of batches, of OTLP spans, and of what describes the server."""
-        depth = self.limits.json_depth
-        methods = method_routes(protocol.METHODS, protocol.PREFIX, self._one, admit=self.role, json_depth=depth)
         return [
-            *methods,
+            *method_routes(
+                protocol.METHODS,
+                protocol.PREFIX,
+                self._one,
+                admit=self.role,
+                turns=self.turns,
+                waiting=protocol.WAITING,
+            ),
             Route(protocol.BATCH_PATH, self._batch, methods=["POST"]),
-            Traces(self.store, self.role, self.is_leased, self.limits).route(),
+            Traces(self.store, self.role, self.is_leased, self.turns).route(),
             Route(f"{protocol.PREFIX}/about", self._about),
             Route("/openapi.json", self._schema),
             Route("/health", self._health),
@@ -134,6 +143,14 @@ class StoreRoutes:
             raise Refused(401, "this store takes requests with one of its keys only", "invalid_api_key")
         return role
 
+    async def turns(self, request: Request) -> Turns:
+        """The turns of a request's sender.
+
+        Raises:
+            Refused: 401, the key is unknown.
+        """
+        return await self._turns.of(request, self.role(request))
+
     async def _one(self, request: Request, method: Method, arguments: dict[str, Any]) -> Any:
         await self._allow(self.role(request), request, method, arguments)
         work = asyncio.ensure_future(self._call(method, arguments))
@@ -149,9 +166,9 @@ class StoreRoutes:
 
     async def _batch(self, request: Request) -> Response:
         role = self.role(request)
-        async with body_in_turn(request) as read:
-            body = await read(json_value, request.headers, self.limits.json_depth, loads)
-            operations = body.get("operations") if isinstance(body, Mapping) else None
+        async with body_in_turn(request, functools.partial(self.turns, request)) as body:
+            batch = await body.json(loads)
+            operations = batch.get("operations") if isinstance(batch, Mapping) else None
             if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
                 raise StoreError(
                     f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json"
@@ -190,6 +207,8 @@ class StoreRoutes:
         if method.name == "dequeue_rollout" and result is not None and request_id in self._abandoned:
             await self.store.give_back(request_id)
             return None
+        if isinstance(result, AttemptedRollout):
+            self._turns.know(result.secret, result.rollout.rollout_id, result.attempt.attempt)
         return result
 
     async def _allow(self, role: Role, request: Request, method: Method, arguments: Mapping[str, Any]) -> None:
@@ -224,7 +243,10 @@ class StoreRoutes:
     async def is_leased(self, request: Request, rollout_id: str, attempt: int) -> bool:
         """Whether a request shows the secret of an attempt's lease."""
         secrets = lease_secrets(request.headers)
-        return bool(secrets) and await self.store.is_leased_with(rollout_id, attempt, secrets)
+        leased = bool(secrets) and await self.store.is_leased_with(rollout_id, attempt, secrets)
+        if leased and len(secrets) == 1:
+            self._turns.know(secrets[0], rollout_id, attempt)
+        return leased
 
     async def _attempts(self, rollout_id: str) -> list[Attempt]:
         try:
