@@ -118,6 +118,8 @@ def test_it_loads_every_precision(precision: str, error: float, tmp_path: Path) 
 def test_the_quickstarts_policy_answers_as_here_and_its_tool_calls_are_read(tmp_path: Path) -> None:
     recipe = Recipe(capability_steps=200, mixed_steps=0)
     make_policy(tmp_path / "policy", threads=1, recipe=recipe, words=QWEN2)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "policy")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     numbers = np.random.default_rng(0).integers(2, 500, (20, 2))
     with llama_cpp(exported(tmp_path / "policy")) as file:
         require_equal_answers(file, tmp_path / "policy", [f"What is {a} * {b}?" for a, b in numbers], 48)
@@ -130,7 +132,10 @@ def test_the_quickstarts_policy_answers_as_here_and_its_tool_calls_are_read(tmp_
             assert choice["finish_reason"] == "tool_calls"
             (call,) = choice["message"]["tool_calls"]
             assert call["function"]["name"] == "calculator"
-            assert json.loads(call["function"]["arguments"]) == {"expression": f"{a} * {b}"}
+            prompt: Any = tokenizer.apply_chat_template(asked, tools=[TOOL], tokenize=False, add_generation_prompt=True)
+            written = tokenizer.decode(answers(model, tokenizer.encode(prompt, add_special_tokens=False), 64))
+            ours = json.loads(written.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>"))
+            assert json.loads(call["function"]["arguments"]) == ours["arguments"]
 
 
 def test_smollm2_answers_as_here(tmp_path: Path) -> None:
