@@ -475,9 +475,13 @@ def _of_schema(request: ChatRequest, refused: RequestError, error: Exception) ->
         return refused
     names = list(dict.fromkeys(str(tool.get("function", tool).get("name")) for tool in request.tools or ()))
     names = [request.force_tool] if isinstance(request.force_tool, str) else names
-    form, path = error.where.get("form"), error.where["schema"]
-    of_tool = isinstance(form, int) and form < len(names) and not (request.sampling.grammar and not names)
-    field, owner = ("tools", f"tool {names[form]!r}") if of_tool else ("response_format", "response_format")
+    form = error.where.get("form")
+    path = error.where["schema"]
+    field = "response_format"
+    owner = field
+    if isinstance(form, int) and form < len(names):
+        field = "tools"
+        owner = f"tool {names[form]!r}"
     text = f"{error.message} (the schema of {owner}, at {path})\n  -> {error.hint}"
     return RequestError(refused.status, text, code=refused.code, param=field)
 
