@@ -23,7 +23,8 @@ from paths import ROOT
 
 ELSEWHERE = {
     "cd": "shell", "cp": "shell", "source": "shell", "git": "needs a remote",
-    "llama-server": "needs llama.cpp", "docker": "needs Docker (tests/integration/test_deploy.py reads its files)", "vllm": "needs vLLM",
+    "docker": "needs Docker (tests/integration/test_deploy.py reads its files)", "vllm": "needs vLLM",
+    "llama-server": "needs llama.cpp",
     "benchmarks/gpu.sh": "needs a GPU", "benchmarks/gpu_bundle.sh": "downloads 200 MB",
     "curl": "the routes are tested with a client of their own",
 }  # fmt: skip
