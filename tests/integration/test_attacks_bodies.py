@@ -56,6 +56,8 @@ from agl_harnesses.front import Onward, front_app
 from agl_harnesses.mini import Mini
 from agl_service.server import serving as serve_service
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 DENSE = b"[" + b"[]," * 260_000 + b"[]]"
 """0.8 MB, more values than any server takes; 60 MB were 3.6 GB of lists."""

@@ -30,7 +30,10 @@ from agl.trainer.report.explain import list_rollouts
 from agl_environments import harbor_inside, harbor_tasks
 from agl_harnesses import Attempt, Harness
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
+    pytest.mark.slow,
+]
 
 
 def calls(*commands: str) -> list[Any]:

@@ -21,7 +21,7 @@ from agl.trainer.local.prepared import model_directory
 from agl.trainer.quickstart.policy import Recipe, make_policy
 from agl.trainer.quickstart.smollm2 import smollm2_file
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.slow
 torch.set_num_threads(1)
 
 TOOL = {

@@ -20,6 +20,8 @@ from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import NewRollout, RolloutConfig
 
+pytestmark = pytest.mark.slow
+
 Fault = Literal["refused", "answer lost", "cancelled"]
 CALLS = ("dequeue_rollout", "get_resources", "update_attempt")
 """What a lease asks of the store."""

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from paths import SUPPORT, pythonpath
 
-pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed"),
+    pytest.mark.slow,
+]
 
 
 def environment(folder: Path) -> Path:
