@@ -46,6 +46,7 @@ def test_it_is_its_source_at_every_position(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(actual, expected, atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "layers"), [("Gemma 2", 46), ("Gemma 3", 62)])
 def test_the_largest_gemmas_scale_attention_by_all_heads(family: str, layers: int, tmp_path: Path) -> None:
     changes = {"layer_types": None, "num_hidden_layers": layers, "head_dim": 16, "query_pre_attn_scalar": 8}

@@ -384,11 +384,11 @@ def test_processes_tell_each_other_of_work_and_of_ends(url: str, monkeypatch: py
 
 
 def test_what_is_announced_fits_a_notification(url: str) -> None:
-    """Ids as long as somebody likes, and very many of them."""
+    """Ids as long as a store takes, and very many of them."""
 
     async def scenario() -> None:
         store, other = await open_store(url), await open_store(url)
-        ids = [f"{n}-{'x' * 90}" for n in range(250)] + ["y" * 9000]
+        ids = [f"{n}-{'x' * 90}" for n in range(250)] + ["y" * 1190]
         await store.enqueue_rollouts([NewRollout("t", rollout_id=i, run_id=f"run {i}") for i in ids])
         waiting = asyncio.ensure_future(other.wait_for_rollouts(ids))
         await asyncio.sleep(0.3)

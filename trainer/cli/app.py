@@ -662,7 +662,7 @@ else:
 
 @app.command(
     cls=ExportCommand,
-    epilog="Examples: agl export sft --where 'reward>=1' --out examples; agl export gguf agl-runs/a --type q8_0",
+    epilog="Example: agl export gguf agl-runs/a --type q8_0",
 )
 def export(
     what: Annotated[

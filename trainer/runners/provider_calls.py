@@ -12,6 +12,7 @@ import urllib.parse
 from collections import Counter
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from agl.tracing.sdk_hooks import GENERATION_PATHS
@@ -79,10 +80,15 @@ class RefusedCalls(Counter[str]):
 
 def provider_error(api: str, error: Exception) -> tuple[dict[str, Any], int]:
     """The body of an error in the form of an API, and its status."""
-    if not isinstance(error, RequestError):
-        status = error.status if isinstance(error, Refused) else 500
-        message = error.message if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-        error = RequestError(status, message, code=getattr(error, "code", None))
+    match error:
+        case RequestError():
+            pass
+        case Refused():
+            error = RequestError(error.status, error.message, code=error.code)
+        case HTTPException():
+            error = RequestError(error.status_code, error.detail)
+        case _:
+            error = RequestError(500, f"{type(error).__name__}: {error}")
     form = {"anthropic": anthropic_error, "google": google_error}.get(api, openai_error)
     return form(error), error.status
 
