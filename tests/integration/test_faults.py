@@ -26,7 +26,7 @@ from processes import AGL, Programs, fetch, free_port, programs
 from agl.trainer.store import open_store
 from agl.trainer.store.types import Attempt, NewRollout, Rollout, RolloutConfig, TrainingRun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TASKS = 10
 EVALUATED = 300

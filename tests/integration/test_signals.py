@@ -104,7 +104,7 @@ async def enqueued(url: str) -> None:
 
 
 def evaluation(at: Programs) -> Case:
-    """Its run is "stopped", and what was open is cancelled, so that it can be resumed."""
+    """Its run is "stopped", and what has begun is cancelled, so that it can be resumed."""
     (at.directory / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(2000)))
     process = at.start(
         *AGL, "eval", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", "--directory", "out", log="eval.log"
@@ -113,7 +113,7 @@ def evaluation(at: Programs) -> Case:
     at.until(lambda: statuses(path).count("succeeded") >= 3, SECONDS, "three rollouts")
 
     def check() -> None:
-        assert set(statuses(path)) <= {"succeeded", "cancelled"}
+        assert set(statuses(path)) <= {"succeeded", "cancelled", "queuing"}
         with closing(sqlite3.connect(path)) as connection:
             assert {s for (s,) in connection.execute("SELECT status FROM runs")} == {"stopped"}
 
@@ -124,7 +124,8 @@ def command(at: Programs) -> Case:
     """`agl run`: the command gets the signal, and its end is recorded."""
     process = at.start(
         *AGL, "run", "--store", at.directory / "r.db", "--", sys.executable, "-c",
-        "import sys, time; print('begun', flush=True); time.sleep(600)", log="run.log",
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); print('begun', flush=True); time.sleep(99)",
+        log="run.log",
     )  # fmt: skip
     at.until(lambda: "begun" in at.text("run.log"), SECONDS, "the command")
 
