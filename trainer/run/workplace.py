@@ -395,8 +395,14 @@ class Workplace:
                     group.cancel()
         finally:
             for r in new:
-                if (future := self._pending.get(str(r.rollout_id))) is not None and future.done():
-                    self._pending.pop(str(r.rollout_id))
+                rollout_id = str(r.rollout_id)
+                future = self._pending.get(rollout_id)
+                if future is None or not future.done():
+                    continue
+                del self._pending[rollout_id]
+                # Nobody awaits its result any more, but it may still be in the store's queue.
+                if future.cancelled():
+                    self._abandoned.append(rollout_id)
 
     def require_agents(self) -> None:
         """Check, at the end of a run, that each of the agents that `agents=` names has made a call.
