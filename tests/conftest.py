@@ -41,6 +41,9 @@ with contextlib.suppress(ImportError):
 # A shell has its background jobs ignore Ctrl-C, and so would every program that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# As nohup does with the end of a terminal, which ends a run of agl as Ctrl-C does.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # `--capabilities`, which writes the matrix of docs/adapters.md.
 pytest_plugins = ["agl.testing.capabilities"]
@@ -143,10 +146,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No slow test begins after AGL_TEST_SLOW_UNTIL, seconds since 1970; the report names those that did not run."""
-    until = os.environ.get("AGL_TEST_SLOW_UNTIL")
-    if until and time.time() > float(until) and item.get_closest_marker("slow") is not None:
-        pytest.skip("the time for slow tests is over; .ci/nightly runs them")
+    """No slow test begins after AGL_TEST_SLOW_UNTIL, and none at all after AGL_TEST_UNTIL, both seconds since 1970.
+
+    The report names those that did not run.
+    """
+    if _is_over("AGL_TEST_UNTIL") or (_is_over("AGL_TEST_SLOW_UNTIL") and item.get_closest_marker("slow") is not None):
+        pytest.skip("the time for tests is over; .ci/nightly runs them")
+
+
+def _is_over(name: str) -> bool:
+    """Whether the time that the environment variable says has come; False without the variable."""
+    until = os.environ.get(name)
+    return until is not None and time.time() > float(until)
 
 
 COLLECTED = pytest.StashKey[frozenset[str]]()

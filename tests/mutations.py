@@ -2710,6 +2710,14 @@ MUTATIONS = (
         ("tests/integration/test_stopped_runs.py::test_a_run_that_is_stopped_anywhere_equals_one_never_stopped",),
     ),
     Mutation(
+        "what torch imports at the exit changes the status of a stopped program",
+        "trainer/http/aio.py",
+        """        _keep_exit_status()
+        cause""",
+        """        cause""",
+        ("tests/integration/test_stopped_runs.py::test_what_torch_imports_as_a_program_exits_leaves_its_exit_status",),
+    ),
+    Mutation(
         "a run that fails saves nothing",
         "trainer/algorithms/loop.py",
         "if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):",

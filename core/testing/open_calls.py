@@ -247,7 +247,8 @@ async def leave_async(
 
 
 def alone(rollout: RolloutContext) -> bool:
-    """Whether of the rollout's scopes only its own is open."""
+    """Whether only its own scope is open, once the collector has closed what was dropped in a cycle."""
+    gc.collect()
     return len(rollout.open) == 1
 
 

@@ -241,6 +241,36 @@ def saved_step(directory: Path) -> int:
     return json.loads(steps[-1].read_text())["step"] if steps else 0
 
 
+EXITING = """
+import asyncio, os, signal, threading
+import torch._dynamo
+from agl.trainer.http.aio import run_in_thread
+
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+run_in_thread(asyncio.sleep(600))
+"""
+
+
+TABULATE = """
+from collections import namedtuple
+
+Row = namedtuple("Row", "cells")
+
+
+def tabulate(rows, headers):
+    return ""
+"""
+
+
+def test_what_torch_imports_as_a_program_exits_leaves_its_exit_status(at: Programs, tmp_path: Path) -> None:
+    # As the real one does by way of wcwidth: a named tuple is compiled from a string.
+    (tmp_path / "tabulate.py").write_text(TABULATE)
+    (tmp_path / "exiting.py").write_text(EXITING)
+    program = at.start(sys.executable, "exiting.py", log="exiting.log")
+    at.until(lambda: program.poll() is not None, SECONDS, "the end")
+    assert program.returncode in (-signal.SIGINT, 128 + signal.SIGINT), at.text("exiting.log")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["train", "script"])
 def test_timeout_ends_a_training_with_its_steps_saved(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import signal
+import sys
 import threading
 import time
 from collections import Counter
@@ -70,6 +72,17 @@ class LoopThread:
         self._thread.join(2.0)
         if not self._thread.is_alive():
             self._loop.close()
+
+
+def _keep_exit_status() -> None:
+    """Import what torch would import as the program exits.
+
+    CPython forgets that a KeyboardInterrupt ended the program once a string is compiled, as named tuples do when they
+    are defined; the exit status is 1 then, instead of SIGINT's. `torch._dynamo` imports tabulate when it exits.
+    """
+    if "torch._dynamo" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("tabulate")
 
 
 def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
@@ -143,6 +156,7 @@ def run_in_thread(main: Coroutine[Any, Any, T]) -> T:
                 done.wait(0.2)
     error = state.get("error")
     if received:
+        _keep_exit_status()
         cause = error if isinstance(error, Exception) else None
         raise of_the_users or KeyboardInterrupt(received[0].name) from cause
     if error is not None:
