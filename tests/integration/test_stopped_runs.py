@@ -53,7 +53,8 @@ class Interrupt(agl.Callback):
             self.armed = False
             for _ in range(2):
                 os.kill(os.getpid(), self.number)
-                time.sleep(0.1)
+                # Long enough to be two signals, and short enough for both to come while the run ends.
+                time.sleep(0.01)
 
     def _when_updating(self) -> None:
         while not (self.directory / "updating").exists():
@@ -61,7 +62,10 @@ class Interrupt(agl.Callback):
         self.at("update")
 
 
-def fit(model: Path, directory: Path, interrupt: Interrupt, *, resume: bool = False) -> agl.Result:
+def fit(
+    model: Path, directory: Path, interrupt: Interrupt, *, resume: bool = False, max_staleness: int | None = None
+) -> agl.Result:
+    """Train; with `max_staleness` the rollouts of the next step take longer than the update that has a mark."""
     marks = str(interrupt.directory)
 
     def clipped(logprobs: Any, old: Any, advantages: Any, answers: Any) -> Any:
@@ -75,9 +79,13 @@ def fit(model: Path, directory: Path, interrupt: Interrupt, *, resume: bool = Fa
     @agl.rollout
     def agent(task: dict[str, str], llm: agl.LLM) -> float:
         interrupt.at("validation" if task in VAL else "sampling")
+        if max_staleness is not None and os.path.exists(f"{marks}/updating"):
+            time.sleep(0.6)
         return len(say(llm, task["question"])) % 5 / 4
 
-    algorithm = agl.GRPO(model=str(model), policy_loss=clipped, steps=4, val_every=1, **SMALL)
+    algorithm = agl.GRPO(
+        model=str(model), policy_loss=clipped, steps=4, val_every=1, max_staleness=max_staleness, **SMALL
+    )
     trainer = agl.Trainer(algorithm, n_workers=1, directory=directory, callbacks=interrupt)
     return trainer.fit(agent, TRAIN, VAL, resume=resume)
 
@@ -122,6 +130,17 @@ def test_a_run_that_is_stopped_anywhere_equals_one_never_stopped(
     assert resumed.policy is not None
     expected, got = (load_file(result.policy / "model.safetensors") for result in (whole, resumed) if result.policy)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def test_rollouts_that_run_ahead_end_under_the_weights_that_began_them(untrained_model: Path, tmp_path: Path) -> None:
+    never = Interrupt("", signal.SIGTERM, tmp_path)
+    whole = fit(untrained_model, tmp_path / "whole", never, max_staleness=1)
+    directory = tmp_path / "stopped"
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+        fit(untrained_model, directory, Interrupt("update", signal.SIGTERM, tmp_path), max_staleness=1)
+    assert [path.name for path in (directory / "checkpoints").iterdir()] == ["step-000003"]
+    resumed = fit(untrained_model, directory, never, resume=True, max_staleness=1)
+    assert same_every_time(resumed.history) == same_every_time(whole.history)
 
 
 class StopsBeforeUpdate(agl.GRPO):

@@ -18,6 +18,7 @@ from renderers.base import ToolCallParseStatus  # noqa: E402
 from renderers.parsers import get_tool_parser  # noqa: E402
 
 from agl.errors import ConfigError, DatasetError  # noqa: E402
+from agl.trainer.local.gguf_tokenizer import QWEN2  # noqa: E402
 from agl.trainer.quickstart import demos, tasks  # noqa: E402
 from agl.trainer.quickstart.policy import Recipe, Stage, make_policy  # noqa: E402
 from agl.trainer.quickstart.tokenizer import NAMES, WORDS, build_tokenizer  # noqa: E402
@@ -115,6 +116,14 @@ def test_it_goes_on_from_another_with_demonstrations_of_ones_own(policy, tmp_pat
     assert len(drawn) > 3
     assert _digests(made.directory)["model.safetensors"] == _digests(policy.directory)["model.safetensors"]
     assert _digests(report.directory)["model.safetensors"] != _digests(policy.directory)["model.safetensors"]
+
+
+def test_it_goes_on_with_the_tokenizer_of_its_weights(policy, tmp_path):
+    made = make_policy(tmp_path / "same", threads=1, recipe=QUICK, stages=[], start=policy.directory, words=QWEN2)
+    whole = {"tokenizer.json", "chat_template.jinja"}
+    before, after = _digests(policy.directory), _digests(made.directory)
+    assert {name: after[name] for name in whole} == {name: before[name] for name in whole}
+    assert made.vocabulary == policy.vocabulary
 
 
 def test_a_name_is_the_same_tokens_with_and_without_a_space_before_it():

@@ -44,6 +44,9 @@ SMALL_MODEL = 20_000_000
 
 PROBE_TOKENS = 64
 
+AHEAD_SECONDS = 30.0
+"""How long a run that is stopped waits at most for rollouts that run one step ahead."""
+
 
 async def train(run: Run, algorithm: StepFunctions) -> None:
     """Load, restore, then for each step: rollouts, worth, rows, update, publish, record, validate, save.
@@ -162,6 +165,8 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
         except asyncio.CancelledError:
             if kept.unsaved is not None:
                 await save(kept.unsaved)
+                if ahead is not None and not in_flight:
+                    await finish(_end_of_ahead(run, ahead))
             raise
         except Exception as error:
             # Where these weights cannot be served or saved, the last checkpoint is what to go on from.
@@ -179,6 +184,16 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
         _require_updates(run, policies)
         if run.stop_reason is None:
             workplace.require_agents()
+
+
+async def _end_of_ahead(run: Run, ahead: asyncio.Task[Any]) -> None:
+    """Wait for the rollouts that run ahead of an update that a checkpoint has: the weights that sample them, which are
+    those before it, are nowhere else. A resumed run finds them in the store."""
+    if not ahead.done():
+        run.progress.note("stopping: the rollouts of the next step end first, as their weights are not saved")
+    _, pending = await asyncio.wait([ahead], timeout=AHEAD_SECONDS)
+    if pending:
+        run.progress.note("those that have not ended are run again, by newer weights, when the run is resumed")
 
 
 @dataclass(slots=True, eq=False)

@@ -121,8 +121,11 @@ def make_policy(
         progress: called after every step.
         recipe: settings of the warm start; None for those of the quickstart.
         stages: its parts; None for those of the recipe, of a calculator agent.
-        start: a directory that this function made, to continue from its weights; None starts from scratch.
-        corpus, vocabulary, words: of the tokenizer, as in `build_tokenizer`.
+        start: a directory that this function made, to continue from its weights with its tokenizer; None starts from
+            scratch.
+        corpus: of a new tokenizer, as in `build_tokenizer`.
+        vocabulary: likewise.
+        words: likewise.
         hidden, layers: width of the model, a multiple of 64, and depth.
         induction: whether a model from scratch, of two layers or more, begins with heads that copy
             (`set_induction_heads`).
@@ -139,16 +142,13 @@ def make_policy(
     if not there.is_dir():
         raise ConfigError("the policy needs a folder to be saved in", hint="name another place", path=there)
     with _torch_settings(seed, threads):
-        tokenizer = build_tokenizer(corpus, vocabulary, words)
         if start is None:
+            tokenizer = build_tokenizer(corpus, vocabulary, words)
             model = _build_model(tokenizer, hidden, layers)
             if induction and layers > 1:
                 set_induction_heads(model)
         else:
-            from transformers import LlamaForCausalLM
-
-            with no_progress_bar():
-                model = LlamaForCausalLM.from_pretrained(str(start), attn_implementation="eager", local_files_only=True)
+            tokenizer, model = _saved(Path(start))
         tokens, loss = _warm_start(model, tokenizer, recipe, stages, random.Random(seed), progress)
     _save(model, tokenizer, target)
     return PolicyReport(
@@ -160,6 +160,15 @@ def make_policy(
         loss=loss,
         seconds=time.perf_counter() - started,
     )
+
+
+def _saved(directory: Path) -> tuple[PreTrainedTokenizerFast, LlamaForCausalLM]:
+    """What `_save` wrote."""
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+    with no_progress_bar():
+        model = LlamaForCausalLM.from_pretrained(str(directory), attn_implementation="eager", local_files_only=True)
+    return PreTrainedTokenizerFast.from_pretrained(str(directory), local_files_only=True), model
 
 
 def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path) -> None:

@@ -14,14 +14,16 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import orjson
+from sqlalchemy import Column, Table
 
 from agl.errors import StoreError
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, FloatArray, IntArray
+from agl.trainer.store.sql import schema
 from agl.trainer.store.types import (
     Attempt,
     Metric,
@@ -40,6 +42,9 @@ T = TypeVar("T", str, str | None)
 
 KEY_BYTES = 1200
 """The longest id or name that is in an index, in UTF-8: an entry of PostgreSQL's holds two of them."""
+
+LATEST = 253_402_300_799.0
+"""The last second that a calendar of four-digit years has, since the epoch."""
 
 _IDS = np.dtype("<i4")
 _LOGPROBS = np.dtype("<f4")
@@ -72,11 +77,55 @@ def dumps(value: Any, what: str, **where: object) -> str:
 
 
 def loads(text: str) -> Any:
-    """The value of JSON text that `dumps` wrote."""
+    """The value of JSON text that `dumps` wrote.
+
+    Raises:
+        StoreError: it is something else.
+    """
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, TypeError):
+        pass
+    # orjson refuses what only `json` writes.
+    try:
         return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise not_ours(text, "JSON") from error
+
+
+def not_ours(value: Any, what: str, **where: object) -> StoreError:
+    """The error of a stored value that agl did not write; `what` was expected at the place `where`."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:60]} ..."
+    return StoreError(
+        f"the store holds what agl did not write: {shown} instead of {what}",
+        hint="it is damaged, or was changed by another program; use a copy of before that",
+        **where,
+    )
+
+
+def dictionary(text: str) -> dict[str, Any]:
+    """The JSON object of text that `dumps` wrote. Raises `StoreError` as `loads` does."""
+    value = loads(text)
+    if not isinstance(value, dict):
+        raise not_ours(text, "a JSON object")
+    return value
+
+
+def array(text: str) -> list[Any]:
+    """The JSON array of text that `dumps` wrote. Raises `StoreError` as `loads` does."""
+    value = loads(text)
+    if not isinstance(value, list):
+        raise not_ours(text, "a JSON array")
+    return value
+
+
+def strings(text: str) -> tuple[str, ...]:
+    """The JSON array of strings of text that `dumps` wrote. Raises `StoreError` as `loads` does."""
+    values = array(text)
+    if not all(isinstance(value, str) for value in values):
+        raise not_ours(text, "a JSON array of strings")
+    return tuple(values)
 
 
 def pack_text(text: str | None) -> str | None:
@@ -113,7 +162,9 @@ def pack_ids(ids: IntArray) -> bytes:
 
 
 def unpack_ids(data: bytes) -> IntArray:
-    """4n bytes -> int32 [n], read-only."""
+    """4n bytes -> int32 [n], read-only. Raises `StoreError` for another number of bytes."""
+    if len(data) % _IDS.itemsize:
+        raise not_ours(data, f"a multiple of {_IDS.itemsize} bytes")
     return np.frombuffer(data, dtype=_IDS)
 
 
@@ -123,7 +174,9 @@ def pack_logprobs(logprobs: FloatArray) -> bytes:
 
 
 def unpack_logprobs(data: bytes) -> FloatArray:
-    """4n bytes -> float32 [n], read-only."""
+    """4n bytes -> float32 [n], read-only. Raises `StoreError` for another number of bytes."""
+    if len(data) % _LOGPROBS.itemsize:
+        raise not_ours(data, f"a multiple of {_LOGPROBS.itemsize} bytes")
     return np.frombuffer(data, dtype=_LOGPROBS)
 
 
@@ -132,18 +185,56 @@ def digest(packed: bytes) -> bytes:
     return hashlib.blake2b(packed, digest_size=16).digest()
 
 
+class Kinds:
+    """Checks that values of rows have the types of their columns, which SQLite itself does not see to.
+
+    Args:
+        columns: in the order of the values.
+    """
+
+    def __init__(self, columns: Sequence[Column[Any]]) -> None:
+        self._columns = columns
+        self._allowed = [{column.type.python_type, *([type(None)] if column.nullable else [])} for column in columns]
+        self._times = [i for i, column in enumerate(columns) if column.name.endswith("_at")]
+        self._good: set[tuple[type, ...]] = set()
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raises `StoreError` with the table and column of a value that has another type, or is no time of a clock."""
+        kinds = tuple(map(type, values))
+        if kinds not in self._good:
+            self._check_types(values)
+            self._good.add(kinds)
+        for i in self._times:
+            if values[i] is not None and not 0 <= values[i] <= LATEST:
+                raise not_ours(values[i], "seconds since the epoch", column=_name(self._columns[i]))
+
+    def _check_types(self, values: Sequence[Any]) -> None:
+        for column, value, allowed in zip(self._columns, values, self._allowed, strict=True):
+            if type(value) not in allowed:
+                raise not_ours(value, column.type.python_type.__name__, column=_name(column))
+
+
+def _name(column: Column[Any]) -> str:
+    return f"{column.table.name}.{column.name}"
+
+
 class Columns(Generic[D]):
     """A dataclass as a row of a table: each field is a column of the same name, except as the arguments say.
 
     Args:
-        of: the dataclass. renamed: field -> column. texts: fields that hold any text.
-        json: fields that hold JSON values -> what an error calls them. packed: field -> (to the column, and back).
+        of: the dataclass.
+        table: its table.
+        renamed: field -> column.
+        texts: fields that hold any text.
+        json: fields that hold JSON values -> what an error calls them.
+        packed: field -> (to the column, and back).
         keys: fields that are in an index.
     """
 
     def __init__(
         self,
         of: type[D],
+        table: Table,
         *,
         renamed: Mapping[str, str] | None = None,
         texts: Sequence[str] = (),
@@ -158,8 +249,13 @@ class Columns(Generic[D]):
         self._pack = [(fields.index(field), pack) for field, (pack, _) in converted.items()]
         self._json = [(fields.index(field), what) for field, what in (json or {}).items()]
         self._keys = [(fields.index(field), field) for field in keys]
-        unpack = {field: read for field, (_, read) in converted.items()} | dict.fromkeys(json or {}, loads)
+        hints = typing.get_type_hints(of)
+        unpack = {field: read for field, (_, read) in converted.items()}
+        unpack |= {field: loads if hints[field] is Any else dictionary for field in json or {}}
         self._unpack = [(fields.index(field), read) for field, read in unpack.items()]
+        self._kinds = Kinds([table.c[column] for column in self._columns])
+        choices = {field: typing.get_args(hint) for field, hint in hints.items() if typing.get_origin(hint) is Literal}
+        self._choices = [(fields.index(field), field, values) for field, values in choices.items()]
 
     def row(self, value: D, **where: object) -> dict[str, Any]:
         """The row of a value. Raises `StoreError` with the place `where` for a field that is no JSON value, or too long
@@ -174,8 +270,12 @@ class Columns(Generic[D]):
         return dict(zip(self._columns, values, strict=True))
 
     def read(self, row: Row) -> D:
-        """The value of a row, which may have further columns."""
+        """The value of a row, which may have further columns. Raises `StoreError` for a row that agl did not write."""
         values = list(self._of_row(row))
+        self._kinds.check(values)
+        for i, field, allowed in self._choices:
+            if values[i] not in allowed:
+                raise not_ours(values[i], f"a {field}, which is one of {', '.join(allowed)}")
         for i, unpack in self._unpack:
             values[i] = unpack(values[i])
         return self._of(*values)
@@ -189,8 +289,11 @@ def _config_text(config: RolloutConfig) -> str:
 
 @functools.lru_cache(256)
 def _config(text: str) -> RolloutConfig:
-    fields = orjson.loads(text)
-    return RolloutConfig(**{**fields, "retry_on": tuple(fields["retry_on"])})
+    fields = dictionary(text)
+    try:
+        return RolloutConfig(**{**fields, "retry_on": tuple(fields["retry_on"])})
+    except (KeyError, TypeError) as error:
+        raise not_ours(text, "the settings of a rollout") from error
 
 
 def _hashable(config: RolloutConfig) -> RolloutConfig:
@@ -206,9 +309,9 @@ _ROLLOUT: Mapping[str, Any] = {
     "json": {"task": "the task", "metadata": "the metadata"},
     "packed": {"config": (lambda config: _config_text(_hashable(config)), _config)},
 }
-_NEW_ROLLOUT = Columns(NewRollout, **_ROLLOUT, keys=("rollout_id", "run_id", "resources_id"))
-_STORED_ROLLOUT = Columns(Rollout, **_ROLLOUT)
-_ATTEMPT = Columns(Attempt, texts=("error",), keys=("rollout_id",))
+_NEW_ROLLOUT = Columns(NewRollout, schema.rollouts, **_ROLLOUT, keys=("rollout_id", "run_id", "resources_id"))
+_STORED_ROLLOUT = Columns(Rollout, schema.rollouts, **_ROLLOUT)
+_ATTEMPT = Columns(Attempt, schema.attempts, texts=("error",), keys=("rollout_id",))
 to_rollout, to_attempt = _STORED_ROLLOUT.read, _ATTEMPT.read
 
 
@@ -255,6 +358,7 @@ def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None,
 # -- calls and spans ----------------------------------------------------------------------------------------------
 _CALL = Columns(
     Call,
+    schema.calls,
     renamed={"index": "position", "prompt_ids": "prompt", "response_ids": "response", "response": "answer"},
     texts=("agent", "policy", "fork_cause", "error"),
     keys=("id", "rollout_id"),
@@ -263,7 +367,7 @@ _CALL = Columns(
         "prompt_ids": (pack_ids, unpack_ids),
         "response_ids": (pack_ids, unpack_ids),
         "logprobs": (pack_logprobs, unpack_logprobs),
-        "tool_call_ids": (lambda ids: dumps(ids, "tool_call_ids"), lambda text: tuple(loads(text))),
+        "tool_call_ids": (lambda ids: dumps(ids, "tool_call_ids"), strings),
     },
 )
 
@@ -278,6 +382,9 @@ def call_row(call: Call) -> dict[str, Any]:
 def to_call(row: Row, prompt: bytes) -> Call:
     """A row of `schema.calls` with its complete packed prompt."""
     return _CALL.read({**row, "prompt": prompt})
+
+
+_SPAN_KINDS = Kinds([*schema.spans.c])
 
 
 def span_row(span: Span) -> dict[str, Any]:
@@ -302,14 +409,24 @@ def span_row(span: Span) -> dict[str, Any]:
 
 def to_span(row: Sequence[Any]) -> Span:
     """A row of `schema.spans`, whose columns are in the order of the span's fields."""
+    _SPAN_KINDS.check(row)
     *ids, name, start, end, status, message, attributes, events = row
-    event_list = tuple(Event(**event) for event in loads(events)) if events != "[]" else ()
+    event_list = _events(events) if events != "[]" else ()
     fields: list[Any] = [*ids, unpack_text(name), start, end, status, unpack_text(message)]
-    return Span(*fields, attributes=loads(attributes), events=event_list)
+    return Span(*fields, attributes=dictionary(attributes), events=event_list)
+
+
+def _events(text: str) -> tuple[Event, ...]:
+    try:
+        return tuple(Event(**event) for event in array(text))
+    except TypeError as error:
+        raise not_ours(text, "a span's events") from error
 
 
 # -- training -----------------------------------------------------------------------------------------------------
-_TRAINED = Columns(TrainedCall, renamed={"return_": "return_value"}, keys=("call_id", "rollout_id"))
+_TRAINED = Columns(
+    TrainedCall, schema.trained_calls, renamed={"return_": "return_value"}, keys=("call_id", "rollout_id")
+)
 to_trained = _TRAINED.read
 
 
@@ -320,7 +437,11 @@ def trained_row(run_id: str, trained: TrainedCall) -> dict[str, Any]:
 
 # -- runs ---------------------------------------------------------------------------------------------------------
 _RUN = Columns(
-    TrainingRun, texts=("name", "algorithm", "error", "directory"), json={"config": "the settings"}, keys=("run_id",)
+    TrainingRun,
+    schema.runs,
+    texts=("name", "algorithm", "error", "directory"),
+    json={"config": "the settings"},
+    keys=("run_id",),
 )
 to_run = _RUN.read
 
@@ -351,7 +472,11 @@ def metric_rows(run_id: str, step: int, values: Mapping[str, float | None]) -> l
     return rows
 
 
+_METRIC_KINDS = Kinds([*schema.metrics.c])
+
+
 def to_metric(row: Sequence[Any]) -> Metric:
     """A row of `schema.metrics`, whose columns are in the order of the metric's fields."""
+    _METRIC_KINDS.check(row)
     run_id, step, name, value = row
     return Metric(run_id, step, unpack_text(name) or "", value)

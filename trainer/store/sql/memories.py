@@ -128,7 +128,7 @@ def _id(namespace: Sequence[str], key: str) -> tuple[str, str | None]:
 
 
 def _key(namespace: str, key: str) -> MemoryId:
-    return tuple(codec.loads(namespace)), codec.unpack_text(key) or ""
+    return codec.strings(namespace), codec.unpack_text(key) or ""
 
 
 def _row(scope: str, version: int, entry: MemoryEntry) -> dict[str, Any]:

@@ -88,6 +88,10 @@ def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
     return len(head) == parent["length"] * TOKEN_BYTES and codec.digest(head) == parent["digest"]
 
 
+_OF_PROMPTS = (C.c.id, C.c.parent_id, C.c.shared, C.c.prompt, C.c.response)
+_PROMPT_KINDS = codec.Kinds(_OF_PROMPTS)
+
+
 def query_calls(connection: Connection, rollout_id: str, attempt: int | None) -> list[Call]:
     """A rollout's calls with complete prompts, by attempt and index."""
     statement = select(C).where(C.c.rollout_id == rollout_id).order_by(C.c.seq)
@@ -97,8 +101,11 @@ def query_calls(connection: Connection, rollout_id: str, attempt: int | None) ->
     whole: dict[str, bytes] = {}
     calls = []
     for row in connection.execute(statement).mappings():
+        _PROMPT_KINDS.check([row[column.name] for column in _OF_PROMPTS])
         prompt = row["prompt"]
         if row["shared"]:
+            if row["parent_id"] not in whole:
+                raise codec.not_ours(row["parent_id"], "the id of a call before it", call=row["id"])
             prompt = whole[row["parent_id"]] + prompt
         whole[row["id"]] = prompt + row["response"]
         calls.append(codec.to_call(row, prompt))
@@ -144,7 +151,7 @@ def get_resources(connection: Connection, resources_id: str | None) -> tuple[str
     if resources_id is not None:
         statement = statement.where(V.c.resources_id == resources_id)
     row = connection.execute(statement).first()
-    return None if row is None else (row[0], codec.loads(row[1]))
+    return None if row is None else (row[0], codec.dictionary(row[1]))
 
 
 def query_resources(connection: Connection, prefix: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -152,7 +159,7 @@ def query_resources(connection: Connection, prefix: str) -> list[tuple[str, Mapp
     rows = connection.execute(
         select(V.c.resources_id, V.c.resources).where(begins_with(V.c.resources_id, prefix)).order_by(V.c.seq)
     )
-    return [(resources_id, codec.loads(text)) for resources_id, text in rows]
+    return [(resources_id, codec.dictionary(text)) for resources_id, text in rows]
 
 
 def begins_with(column: Column[Any], prefix: str) -> ColumnElement[bool]:
