@@ -2746,6 +2746,27 @@ MUTATIONS = (
         ("tests/integration/test_attacks_store_file.py::test_every_command_reads_it_or_says_what_is_wrong",),
     ),
     Mutation(
+        "a span of the year 3,000 billion is stored",
+        "trainer/store/sql/codec.py",
+        '    require_time(span.start, "the start of a span", **where)\n',
+        "",
+        ("tests/integration/test_store_conformance.py::test_a_span_of_no_time_is_refused_as_it_is_written",),
+    ),
+    Mutation(
+        "a number of protobuf's has no end",
+        "trainer/http/protobuf.py",
+        "        if shift >= 7 * MOST_BYTES:\n",
+        "        if shift >= 7 * 2000:\n",
+        ("tests/unit/test_store_traces.py::test_what_is_no_export_is_refused_in_its_own_encoding",),
+    ),
+    Mutation(
+        "the proxy of 0.3's ends in an error where a path has no key",
+        "guests/agentlightning/agl_agentlightning/llm_proxy.py",
+        '        given = "".join(parts[1:2]).encode(errors="backslashreplace")\n',
+        '        given = parts[1].encode(errors="backslashreplace") if parts[0] == "keys" else b""\n',
+        ("tests/unit/test_compat_proxy.py::test_a_path_that_names_nothing_is_answered",),
+    ),
+    Mutation(
         "a run that fails saves nothing",
         "trainer/algorithms/loop.py",
         "if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):",

@@ -118,11 +118,15 @@ def _nanos(seconds: float) -> str:
 
 
 def _seconds(nanos: Any) -> float:
-    return int(nanos) / 1e9
+    number = int(nanos)
+    if not 0 <= number < 2**64:
+        raise ValueError("a time is not unsigned nanoseconds of 64 bits")
+    return number / 1e9
 
 
 def _hex(text: Any, digits: int) -> str:
-    if not isinstance(text, str) or len(text) != digits:
+    # `fromhex` alone skips white space.
+    if not isinstance(text, str) or len(text) != digits or not text.isalnum():
         raise ValueError(f"an id of {digits} hex digits is {text!r}")
     if not any(bytes.fromhex(text)):
         raise ValueError("an id is all zeros")

@@ -51,6 +51,8 @@ def two_nodes(one_ray: None) -> Iterator[Any]:
     ray.init(address=cluster.address, logging_level="ERROR")
     yield cluster
     ray.shutdown()
+    # Ray keeps a handler of its own.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     cluster.shutdown()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,8 @@ def a_ray(one_ray: None) -> Iterator[None]:
     yield
     assert ray.is_initialized(), "what was there before stays"
     ray.shutdown()
+    # Ray keeps a handler of its own.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(params=RUNNERS)

@@ -63,9 +63,9 @@ class Interrupt(agl.Callback):
 
 
 def fit(
-    model: Path, directory: Path, interrupt: Interrupt, *, resume: bool = False, max_staleness: int | None = None
+    model: Path, directory: Path, interrupt: Interrupt, *, resume: bool = False, max_staleness: int = 0
 ) -> agl.Result:
-    """Train; with `max_staleness` the rollouts of the next step take longer than the update that has a mark."""
+    """Train; with `max_staleness` above 0 the rollouts of the next step take longer than the update that has a mark."""
     marks = str(interrupt.directory)
 
     def clipped(logprobs: Any, old: Any, advantages: Any, answers: Any) -> Any:
@@ -79,7 +79,7 @@ def fit(
     @agl.rollout
     def agent(task: dict[str, str], llm: agl.LLM) -> float:
         interrupt.at("validation" if task in VAL else "sampling")
-        if max_staleness is not None and os.path.exists(f"{marks}/updating"):
+        if max_staleness and os.path.exists(f"{marks}/updating"):
             time.sleep(0.6)
         return len(say(llm, task["question"])) % 5 / 4
 

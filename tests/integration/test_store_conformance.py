@@ -698,6 +698,19 @@ def test_spans_come_back_by_start_time(store: Store) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("seconds", [1e20, -1.0, float("inf"), float("nan")])
+def test_a_span_of_no_time_is_refused_as_it_is_written(store: Store, seconds: float) -> None:
+    rollout_id = next(fresh)
+
+    async def scenario() -> None:
+        for start, end in ((seconds, 2.0), (1.0, seconds)):
+            with pytest.raises(StoreError, match=r"of a span is|should be a valid number"):
+                await store.add_spans([span(rollout_id, 1, start=start, end=end)])
+        assert await store.query_spans(rollout_id) == []
+
+    asyncio.run(scenario())
+
+
 def test_spans_are_moved_to_another_rollout(store: Store) -> None:
     async def scenario() -> None:
         await store.add_spans([span("r", 1, start=1.0, end=2.0), span("other", 2, start=1.0, end=2.0)])

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 from scripted import in_loop
@@ -55,6 +56,23 @@ async def test_calls_through_the_proxy_are_spans_of_their_attempt() -> None:
         assert provider.seen[0].body["model"] == "org/tiny"
         assert provider.seen[0].body["return_token_ids"] is True
         assert "sk-its-own" not in str(spans)
+        await store.close()
+
+
+@in_loop
+async def test_a_path_that_names_nothing_is_answered() -> None:
+    with serve(says("blue")) as provider:
+        store = al.InMemoryLightningStore()
+        proxy = al.LLMProxy(model_list=[model(provider)], store=store)
+        await proxy.start()
+        async with httpx.AsyncClient(base_url=str(proxy.endpoint)) as client:
+            for path in ("/", "/keys", "/keys/", "/keys/wrong", "/v1", "/rollout/r/attempt/1", "/keys/%ff/v1/models"):
+                assert (await client.get(path)).status_code == 404, path
+            proxy.server_launcher_args.host = "0.0.0.0"
+            for path in ("/", "/keys", "/keys/wrong/v1/models", "/v1/models"):
+                assert (await client.get(path)).status_code == 401, path
+            assert (await client.get(f"/keys/{proxy._secret}")).status_code == 404  # type: ignore[attr-defined]
+        await proxy.stop()
         await store.close()
 
 

@@ -280,10 +280,15 @@ def test_what_belongs_nowhere_is_a_partial_success(server: ServedStore, client: 
         for n, (r, a) in enumerate([(rollout_id, 1), (rollout_id, 2), ("nobody", 1), (rollout_id, "x")], 1)
     ]
     request = otlp.encode(spans)
-    request["resourceSpans"][0]["scopeSpans"][0]["spans"].append({"traceId": "xyz", "name": "odd"})
+    sent = request["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    whole = dict(sent[0])
+    sent.append({"traceId": "xyz", "name": "odd"})
+    sent.append({**whole, "spanId": f"{'cd':<16}"})
+    sent.append({**whole, "spanId": "a" * 16, "startTimeUnixNano": "9" * 300})
+    sent.append({**whole, "spanId": "b" * 16, "startTimeUnixNano": "-1"})
     partial = client.post("/v1/traces", json=request).json()["partialSuccess"]
-    assert partial["rejectedSpans"] == "4"
-    assert "4 spans were not kept" in partial["errorMessage"]
+    assert partial["rejectedSpans"] == "7"
+    assert "7 spans were not kept" in partial["errorMessage"]
     assert [s.span_id for s in look(server, rollout_id)[1]] == [f"{1:016x}"]
 
     message = ExportTraceServiceRequest()
@@ -310,6 +315,9 @@ def test_what_is_no_export_is_refused_in_its_own_encoding(client: httpx.Client) 
         answer = client.post("/v1/traces", content=content, headers=headers)
         assert answer.status_code == status, what
         assert what in answer.json()["message"]
+    answer = client.post("/v1/traces", content=b"\xff" * 510_000, headers=PROTOBUF)
+    assert answer.status_code == 400
+    assert b"more than 10 bytes" in answer.content
     answer = client.post("/v1/traces", content=b"\xff\xff", headers=PROTOBUF)
     assert (answer.status_code, answer.headers["content-type"]) == (400, "application/x-protobuf")
     told = Status.FromString(answer.content)

@@ -15,6 +15,8 @@ Fields = Mapping[int, Any]
 
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 """Wire types."""
+MOST_BYTES = 10
+"""Of a number, which has 64 bits at most."""
 
 
 def message_fields(descriptor: Any) -> Fields:
@@ -86,13 +88,19 @@ def _check(body: bytes, fields: Fields, limits: Limits) -> None:
 
 
 def _number(body: bytes, position: int) -> tuple[int, int]:
-    """The number that begins at a position, in groups of seven bits, and the position behind it."""
+    """The number that begins at a position, in groups of seven bits, and the position behind it.
+
+    Raises:
+        Refused: 400, it has more bytes than a number of 64 bits can have.
+    """
     byte = body[position]
     position += 1
     if byte < 128:
         return byte, position
     number, shift = byte & 127, 7
     while byte >= 128:
+        if shift >= 7 * MOST_BYTES:
+            raise Refused(400, f"a number has more than {MOST_BYTES} bytes", "invalid_protobuf")
         byte = body[position]
         position += 1
         number |= (byte & 127) << shift

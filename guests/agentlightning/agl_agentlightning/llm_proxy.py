@@ -209,16 +209,17 @@ class LLMProxy:
     # -- requests -----------------------------------------------------------------------------------------------------
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = str(scope.get("path", "")).strip("/").split("/")
-        known = parts[:1] == ["keys"] and secrets.compare_digest(parts[1].encode(), self._secret.encode())
+        given = "".join(parts[1:2]).encode(errors="backslashreplace")
+        known = parts[0] == "keys" and secrets.compare_digest(given, self._secret.encode())
         if known:
             parts = parts[2:]
         if not (known or self._is_local):
             await JSONResponse({"error": {"message": "the proxy's address holds a secret"}}, 401)(scope, receive, send)
             return
         rollout = attempt = "-"  # of no attempt
-        if parts[0] == "rollout" and len(parts) > 4 and parts[2] == "attempt":
+        if parts[:1] == ["rollout"] and len(parts) > 4 and parts[2] == "attempt":
             rollout, attempt, parts = parts[1], parts[3], parts[4:]
-        if parts[0] == "v1":
+        if parts[:1] == ["v1"]:
             parts = parts[1:]
         if parts == ["health"]:
             await JSONResponse({"status": "ok"})(scope, receive, send)

@@ -149,6 +149,12 @@ def key(text: T, what: str, **where: object) -> T:
     return text
 
 
+def require_time(seconds: float, what: str, **where: object) -> None:
+    """Raises `StoreError` unless the number is seconds since the epoch of a four-digit year."""
+    if not 0 <= seconds <= LATEST:
+        raise StoreError(f"{what} is {seconds!r}", hint="give seconds since the epoch", **where)
+
+
 def unpack_text(stored: str | None) -> str | None:
     """The text that `pack_text` packed."""
     if stored is None or _ESCAPE not in stored:
@@ -254,13 +260,20 @@ class Columns(Generic[D]):
         unpack |= {field: loads if hints[field] is Any else dictionary for field in json or {}}
         self._unpack = [(fields.index(field), read) for field, read in unpack.items()]
         self._kinds = Kinds([table.c[column] for column in self._columns])
+        self._times = [(i, fields[i]) for i, column in enumerate(self._columns) if column.endswith("_at")]
         choices = {field: typing.get_args(hint) for field, hint in hints.items() if typing.get_origin(hint) is Literal}
         self._choices = [(fields.index(field), field, values) for field, values in choices.items()]
 
     def row(self, value: D, **where: object) -> dict[str, Any]:
-        """The row of a value. Raises `StoreError` with the place `where` for a field that is no JSON value, or too long
-        for an index."""
+        """The row of a value.
+
+        Raises:
+            StoreError: a field is no JSON value, no time, or too long for an index; the message names `where`.
+        """
         values = list(self._of_value(value))
+        for i, field in self._times:
+            if values[i] is not None:
+                require_time(values[i], field, **where)
         for i, field in self._keys:
             key(values[i], field, **where)
         for i, pack in self._pack:
@@ -390,6 +403,8 @@ _SPAN_KINDS = Kinds([*schema.spans.c])
 def span_row(span: Span) -> dict[str, Any]:
     """The row of a span."""
     where = {"rollout": span.rollout_id, "attempt": span.attempt, "span": span.span_id}
+    require_time(span.start, "the start of a span", **where)
+    require_time(span.end, "the end of a span", **where)
     events = [{"name": e.name, "time": e.time, "attributes": dict(e.attributes)} for e in span.events]
     return {
         "trace_id": key(span.trace_id, "trace_id", **where),
