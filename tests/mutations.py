@@ -2767,6 +2767,13 @@ MUTATIONS = (
         ("tests/unit/test_compat_proxy.py::test_a_path_that_names_nothing_is_answered",),
     ),
     Mutation(
+        "a trainer needs a database's library before it has a database",
+        "trainer/store/sql/codec.py",
+        "_ESCAPE = ",
+        "from agl.trainer.store.sql import schema as schema\n\n_ESCAPE = ",
+        ("tests/unit/test_import.py::test_a_trainer_loads_no_database_before_it_has_one",),
+    ),
+    Mutation(
         "a run that fails saves nothing",
         "trainer/algorithms/loop.py",
         "if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):",

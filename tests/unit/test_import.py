@@ -40,6 +40,10 @@ def test_nor_does_what_an_agents_own_code_uses() -> None:
     assert loaded_after(light) == set()
 
 
+def test_a_trainer_loads_no_database_before_it_has_one() -> None:
+    assert loaded_after("import agl; agl.Trainer, agl.Client") & {"sqlalchemy", "torch", "ray"} == set()
+
+
 def test_graders_load_their_packages_when_they_grade() -> None:
     every = "import agl.rewards as r; [getattr(r, name) for name in r.__all__]; r.LLMJudge('m'); r.MathAnswer()"
     assert loaded_after(every) == set()

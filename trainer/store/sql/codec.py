@@ -14,16 +14,14 @@ import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import orjson
-from sqlalchemy import Column, Table
 
 from agl.errors import StoreError
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, FloatArray, IntArray
-from agl.trainer.store.sql import schema
 from agl.trainer.store.types import (
     Attempt,
     Metric,
@@ -35,6 +33,9 @@ from agl.trainer.store.types import (
     TrainedCall,
     TrainingRun,
 )
+
+if TYPE_CHECKING:
+    from sqlalchemy import Column
 
 Row = Mapping[Any, Any]
 D = TypeVar("D")
@@ -195,14 +196,31 @@ class Kinds:
     """Checks that values of rows have the types of their columns, which SQLite itself does not see to.
 
     Args:
-        columns: in the order of the values.
+        table: the name of the table.
+        columns: names, in the order of the values; None for all.
     """
 
-    def __init__(self, columns: Sequence[Column[Any]]) -> None:
-        self._columns = columns
-        self._allowed = [{column.type.python_type, *([type(None)] if column.nullable else [])} for column in columns]
-        self._times = [i for i, column in enumerate(columns) if column.name.endswith("_at")]
+    def __init__(self, table: str, columns: Sequence[str] | None = None) -> None:
+        self._table, self._names = table, columns
         self._good: set[tuple[type, ...]] = set()
+
+    @functools.cached_property
+    def _columns(self) -> list[Column[Any]]:
+        # Who sends rows to a server, and reads none, need not have a database's library.
+        from agl.trainer.store.sql import schema
+
+        columns = schema.metadata.tables[self._table].c
+        return [*columns] if self._names is None else [columns[name] for name in self._names]
+
+    @functools.cached_property
+    def _allowed(self) -> list[set[type]]:
+        """The types of each column's values."""
+        return [{column.type.python_type, *([type(None)] if column.nullable else [])} for column in self._columns]
+
+    @functools.cached_property
+    def _times(self) -> list[int]:
+        """The columns, by number, that hold times."""
+        return [i for i, column in enumerate(self._columns) if column.name.endswith("_at")]
 
     def check(self, values: Sequence[Any]) -> None:
         """Raises `StoreError` with the table and column of a value that has another type, or is no time of a clock."""
@@ -229,7 +247,7 @@ class Columns(Generic[D]):
 
     Args:
         of: the dataclass.
-        table: its table.
+        table: the name of its table.
         renamed: field -> column.
         texts: fields that hold any text.
         json: fields that hold JSON values -> what an error calls them.
@@ -240,7 +258,7 @@ class Columns(Generic[D]):
     def __init__(
         self,
         of: type[D],
-        table: Table,
+        table: str,
         *,
         renamed: Mapping[str, str] | None = None,
         texts: Sequence[str] = (),
@@ -259,7 +277,7 @@ class Columns(Generic[D]):
         unpack = {field: read for field, (_, read) in converted.items()}
         unpack |= {field: loads if hints[field] is Any else dictionary for field in json or {}}
         self._unpack = [(fields.index(field), read) for field, read in unpack.items()]
-        self._kinds = Kinds([table.c[column] for column in self._columns])
+        self._kinds = Kinds(table, self._columns)
         self._times = [(i, fields[i]) for i, column in enumerate(self._columns) if column.endswith("_at")]
         choices = {field: typing.get_args(hint) for field, hint in hints.items() if typing.get_origin(hint) is Literal}
         self._choices = [(fields.index(field), field, values) for field, values in choices.items()]
@@ -322,9 +340,9 @@ _ROLLOUT: Mapping[str, Any] = {
     "json": {"task": "the task", "metadata": "the metadata"},
     "packed": {"config": (lambda config: _config_text(_hashable(config)), _config)},
 }
-_NEW_ROLLOUT = Columns(NewRollout, schema.rollouts, **_ROLLOUT, keys=("rollout_id", "run_id", "resources_id"))
-_STORED_ROLLOUT = Columns(Rollout, schema.rollouts, **_ROLLOUT)
-_ATTEMPT = Columns(Attempt, schema.attempts, texts=("error",), keys=("rollout_id",))
+_NEW_ROLLOUT = Columns(NewRollout, "rollouts", **_ROLLOUT, keys=("rollout_id", "run_id", "resources_id"))
+_STORED_ROLLOUT = Columns(Rollout, "rollouts", **_ROLLOUT)
+_ATTEMPT = Columns(Attempt, "attempts", texts=("error",), keys=("rollout_id",))
 to_rollout, to_attempt = _STORED_ROLLOUT.read, _ATTEMPT.read
 
 
@@ -371,7 +389,7 @@ def attempt_row(attempt: Attempt, config: RolloutConfig, request_id: str | None,
 # -- calls and spans ----------------------------------------------------------------------------------------------
 _CALL = Columns(
     Call,
-    schema.calls,
+    "calls",
     renamed={"index": "position", "prompt_ids": "prompt", "response_ids": "response", "response": "answer"},
     texts=("agent", "policy", "fork_cause", "error"),
     keys=("id", "rollout_id"),
@@ -397,7 +415,7 @@ def to_call(row: Row, prompt: bytes) -> Call:
     return _CALL.read({**row, "prompt": prompt})
 
 
-_SPAN_KINDS = Kinds([*schema.spans.c])
+_SPAN_KINDS = Kinds("spans")
 
 
 def span_row(span: Span) -> dict[str, Any]:
@@ -439,9 +457,7 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 # -- training -----------------------------------------------------------------------------------------------------
-_TRAINED = Columns(
-    TrainedCall, schema.trained_calls, renamed={"return_": "return_value"}, keys=("call_id", "rollout_id")
-)
+_TRAINED = Columns(TrainedCall, "trained_calls", renamed={"return_": "return_value"}, keys=("call_id", "rollout_id"))
 to_trained = _TRAINED.read
 
 
@@ -453,7 +469,7 @@ def trained_row(run_id: str, trained: TrainedCall) -> dict[str, Any]:
 # -- runs ---------------------------------------------------------------------------------------------------------
 _RUN = Columns(
     TrainingRun,
-    schema.runs,
+    "runs",
     texts=("name", "algorithm", "error", "directory"),
     json={"config": "the settings"},
     keys=("run_id",),
@@ -487,7 +503,7 @@ def metric_rows(run_id: str, step: int, values: Mapping[str, float | None]) -> l
     return rows
 
 
-_METRIC_KINDS = Kinds([*schema.metrics.c])
+_METRIC_KINDS = Kinds("metrics")
 
 
 def to_metric(row: Sequence[Any]) -> Metric:

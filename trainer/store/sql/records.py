@@ -88,8 +88,8 @@ def _continues(row: Mapping[Any, Any], parent: Mapping[Any, Any]) -> bool:
     return len(head) == parent["length"] * TOKEN_BYTES and codec.digest(head) == parent["digest"]
 
 
-_OF_PROMPTS = (C.c.id, C.c.parent_id, C.c.shared, C.c.prompt, C.c.response)
-_PROMPT_KINDS = codec.Kinds(_OF_PROMPTS)
+_OF_PROMPTS = ("id", "parent_id", "shared", "prompt", "response")
+_PROMPT_KINDS = codec.Kinds("calls", _OF_PROMPTS)
 
 
 def query_calls(connection: Connection, rollout_id: str, attempt: int | None) -> list[Call]:
@@ -101,7 +101,7 @@ def query_calls(connection: Connection, rollout_id: str, attempt: int | None) ->
     whole: dict[str, bytes] = {}
     calls = []
     for row in connection.execute(statement).mappings():
-        _PROMPT_KINDS.check([row[column.name] for column in _OF_PROMPTS])
+        _PROMPT_KINDS.check([row[name] for name in _OF_PROMPTS])
         prompt = row["prompt"]
         if row["shared"]:
             if row["parent_id"] not in whole:
