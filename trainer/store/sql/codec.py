@@ -150,9 +150,14 @@ def key(text: T, what: str, **where: object) -> T:
     return text
 
 
+def is_time(seconds: float) -> bool:
+    """Whether the number is seconds since the epoch of a four-digit year, from 1970 on."""
+    return 0 <= seconds <= LATEST
+
+
 def require_time(seconds: float, what: str, **where: object) -> None:
-    """Raises `StoreError` unless the number is seconds since the epoch of a four-digit year."""
-    if not 0 <= seconds <= LATEST:
+    """Raises `StoreError` for a number that `is_time` denies; the message names `what` and the place `where`."""
+    if not is_time(seconds):
         raise StoreError(f"{what} is {seconds!r}", hint="give seconds since the epoch", **where)
 
 
@@ -229,7 +234,7 @@ class Kinds:
             self._check_types(values)
             self._good.add(kinds)
         for i in self._times:
-            if values[i] is not None and not 0 <= values[i] <= LATEST:
+            if values[i] is not None and not is_time(values[i]):
                 raise not_ours(values[i], "seconds since the epoch", column=_name(self._columns[i]))
 
     def _check_types(self, values: Sequence[Any]) -> None:
