@@ -2756,8 +2756,8 @@ MUTATIONS = (
         "a number of protobuf's has no end",
         "trainer/http/protobuf.py",
         "        if shift >= 7 * MOST_BYTES:\n",
-        "        if shift >= 7 * 2000:\n",
-        ("tests/unit/test_store_traces.py::test_what_is_no_export_is_refused_in_its_own_encoding",),
+        "        if False:\n",
+        ("tests/integration/test_attacks_bodies.py::test_protobuf_is_counted_as_it_is_written",),
     ),
     Mutation(
         "the proxy of 0.3's ends in an error where a path has no key",

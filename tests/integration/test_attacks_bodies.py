@@ -590,6 +590,8 @@ def test_protobuf_is_counted_as_it_is_written() -> None:
     for cut in range(len(body)):
         with contextlib.suppress(Refused):
             check_protobuf(body[:cut], fields, Limits(body_values=100))
+    with pytest.raises(Refused, match="more than 10 bytes"):
+        check_protobuf(b"\xff" * 300, fields, Limits(body_values=100))
 
 
 @in_loop
