@@ -17,8 +17,9 @@ def grade(essay: str) -> str:
 
 def main() -> None:
     essays = ["My holidays", "Why whales sing"]
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        grades = pool.map(grade, essays)
+    # The SDK keeps its HTTP client for the next event loop, which cannot use it: a process grades one essay.
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        grades = pool.map(grade, essays, chunksize=1)
         pool.close()
         pool.join()
     print("\n".join(grades))
