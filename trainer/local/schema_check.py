@@ -165,4 +165,5 @@ def _refusal(result: Mapping[str, Any], form: int | None, place: str) -> ConfigE
 def _starts(parts: Mapping[str, Any]) -> list[str]:
     """The beginnings of answers behind which the schemas of a grammar's forms begin."""
     thought = f"{END_THINK}\n\n" if parts.get("reasoning") == "open" else ""
-    return [thought + before for before, *_ in parts["forms"]]
+    opening = (parts.get("section") or [""])[0]
+    return [thought + opening + before for before, *_ in parts["forms"]]
