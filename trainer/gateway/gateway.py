@@ -70,8 +70,8 @@ LIKE_CALLS = (
     "the model's chat template writes calls as JSON without a mark, and such an answer can begin as a call does; name "
     "the properties otherwise, require another one, or leave out the tools"
 )
-ONE_CALL_OF_AN_ARRAY = (
-    "parallel_tool_calls: false cannot be held: the model writes all calls as one array, and its engine does not hold "
+ONE_CALL_OF_A_LIST = (
+    "parallel_tool_calls: false cannot be held: the model writes all calls as one list, and its engine does not hold "
     f"answers to grammars; leave it out, or install what agl's own engine needs: {install_line('structured')}"
 )
 
@@ -334,12 +334,13 @@ class Gateway:
         if request.tools:
             forced = request.force_tool
             call = rendering.forced_call(request.tools, forced) if forced else rendering.possible_call(request.tools)
-        needs_grammar = bool(request.one_call and not request.force_tool and call and call.is_array)
+        is_one_of_a_list = request.one_call and not request.force_tool
+        needs_grammar = is_one_of_a_list and not rendering.tells_calls_apart(request.tools)
         if (held := holds_to_grammars(served.engine)) is not True:
             if schema and held:
                 raise RequestError(400, held, param="response_format")
             if needs_grammar:
-                raise RequestError(400, ONE_CALL_OF_AN_ARRAY, param="parallel_tool_calls")
+                raise RequestError(400, ONE_CALL_OF_A_LIST, param="parallel_tool_calls")
             why = f"{type(served.engine).__name__} does not enforce one; agl's own does: {install_line('structured')}"
             if schema:
                 self._warn_once(f"an agent requests answers in a JSON schema: {why}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from agl.trainer.rendering.held_answers import held_message
 from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
 from agl.trainer.rendering.token_text import CONTEXT
-from agl.trainer.rendering.toolchoice import COUNT, FIRST_COUNT, ForcedCall, forced_call
+from agl.trainer.rendering.toolchoice import COUNT, FIRST_COUNT, PLACEHOLDER_TOOLS, ForcedCall, forced_call
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Rendering:
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
         self.reasoning_grows = self._model.reasoning_grows
         self._calls: dict[str, ForcedCall | ConfigError] = {}
+        self._apart: dict[str, bool] = {}
         self._marked = {THINK, END_THINK} <= tokenizer.get_added_vocab().keys()
 
     def prompt(
@@ -152,6 +153,19 @@ class Rendering:
         except ConfigError:
             return None
         return call if call.trigger else None
+
+    def tells_calls_apart(self, tools: Tools) -> bool:
+        """Whether the first of several calls is read before the others are there: not where all are one list."""
+        call = self.possible_call(tools)
+        if call is None or not call.pair:
+            return True
+        apart = self._apart.get(call.pair)
+        if apart is None:
+            ids = self._model.encode(call.pair)
+            if len(self._apart) >= _KNOWN_TOOLS:
+                self._apart.clear()
+            apart = self._apart[call.pair] = self.first_call_size(ids, tools) < len(ids)
+        return apart
 
     def extend(
         self,
@@ -252,7 +266,20 @@ class Rendering:
             if held is not None:
                 return held
         before = _array(prompt_ids[: len(prompt_ids) - len(forced_ids)])
-        return self._model.parse(answer, tools or None, before)
+        message = self._model.parse(answer, tools or None, before)
+        if message.tool_calls and not message.unfinished and self._begins_call(answer):
+            return replace(message, unfinished=True)
+        return message
+
+    def _begins_call(self, answer: IntArray) -> bool:
+        """Whether an answer with calls ends with the beginning of another one, which parsers may leave out or read as
+        text."""
+        call = self.possible_call(PLACEHOLDER_TOOLS)
+        begin, end = call.marks if call else ("", "")
+        if not begin or not end:
+            return False
+        rest = self._model.decode(self._without_stop(answer)).rpartition(end)[2]
+        return begin in rest or any(rest.endswith(begin[:size]) for size in range(1, len(begin)))
 
     def first_call_size(self, response_ids: Ids, tools: Tools, *, forced_ids: Ids = (), prompt_ids: Ids = ()) -> int:
         """How many of the sampled tokens are needed for the first tool call where several were sampled; else all.

@@ -55,12 +55,15 @@ class ForcedCall:
         rests: the ways to end it: text, the JSON schema of the arguments that follow it, text up to the end of the
             answer (`CALL_ID` in it stands for any id of nine letters and digits, `COUNT` for any number), and how
             arguments are written. Empty where the template writes them in another form.
+        begin: the text of each call before its name. pair: the text of two calls; "" where the template writes one.
         section: the texts before, between and after several calls, where these have one mark around all of them.
         is_text: whether other answers hold none of the marks that begin a call.
     """
 
     opening: str
     rests: Forms
+    begin: str = ""
+    pair: str = ""
     section: tuple[str, str, str] | None = None
     is_text: bool = True
 
@@ -81,9 +84,12 @@ class ForcedCall:
         )
 
     @property
-    def is_array(self) -> bool:
-        """Whether all calls are written as one array."""
-        return bool(re.match(r"\[TOOL_CALLS\] ?\[", self._after_reasoning))
+    def marks(self) -> tuple[str, str]:
+        """The mark that begins each call, and the one that ends it; "" where there is none."""
+        begins = re.findall(r"<[^<>]+>?", self.begin)
+        ends = re.findall(r"<[^<>]+>", self.forms[0][2]) if self.rests else []
+        # Where texts are written in a mark, too, a call is begun by what is nearest to its name.
+        return (begins[0] if self.is_text else begins[-1]) if begins else "", ends[-1] if ends else ""
 
     @property
     def _after_reasoning(self) -> str:
@@ -215,8 +221,12 @@ def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[
     # Some write the name twice.
     texts = {tool: before + tool + between.replace(name, tool) for tool in schemas}
     rests = tuple((texts[tool][len(opening) :], schema, close, style) for tool, schema in schemas.items())
-    section = _section(render, tools, name, before, close)
-    return ForcedCall(opening, rests, section, _is_text(render, tools, opening))
+    begin = before.rpartition(END_THINK)[2].lstrip("\n") if END_THINK in before else before
+    pair = _pair(render, tools, name)
+    section = _section(pair, name, begin, close)
+    begin = begin.removeprefix(section[0]) if section else begin
+    pair = min((pair.partition(end)[0] for end in ends if end in pair), key=len, default=pair)
+    return ForcedCall(opening, rests, begin, pair, section, _is_text(render, tools, opening))
 
 
 def _form(render: Render, tools: Tools, name: str, after: str) -> tuple[str, str, Style] | None:
@@ -248,18 +258,21 @@ def _form(render: Render, tools: Tools, name: str, after: str) -> tuple[str, str
     return begin.removesuffix(element), after_value.removeprefix(end), (element, text, value, end)
 
 
-def _section(render: Render, tools: Tools, name: str, before: str, close: str) -> tuple[str, str, str] | None:
+def _pair(render: Render, tools: Tools, name: str) -> str:
+    """The text of two calls and what follows; "" if the template writes no more than one."""
+    try:
+        return next(_written(render, tools, [(name, {KEY: VALUE}), (name, {KEY: VALUE})]), "")
+    except Exception:  # each template and renderer refuses with an error of its own
+        return ""
+
+
+def _section(pair: str, name: str, before: str, close: str) -> tuple[str, str, str] | None:
     """The texts before, between and after several calls in one section; None where each call has all of its marks.
 
     Args:
-        before, close: of a single call: the texts before its name and after its arguments.
+        pair: the text of two calls. before, close: of a single one: the texts before its name and after its arguments.
     """
-    before = before.rpartition(END_THINK)[2].lstrip("\n") if END_THINK in before else before
-    try:
-        two = next(_written(render, tools, [(name, {KEY: VALUE}), (name, {KEY: VALUE})]), "")
-    except Exception:  # a template that writes one call refuses two of them, each with an error of its own
-        return None
-    between_calls = two.partition(KEY)[2].partition(VALUE)[2].partition(name)[0]
+    between_calls = pair.partition(KEY)[2].partition(VALUE)[2].partition(name)[0]
     ends = [close[: mark.end()] for mark in re.finditer(">", close)]
     call_end = max((end for end in ends if end in between_calls), key=len, default="")
     if not call_end:

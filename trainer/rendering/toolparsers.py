@@ -74,13 +74,12 @@ ToolFormat = Callable[[str, Tools], Iterator[Piece]]
 """Splits a response's text into its pieces, in order; together they are the whole text."""
 
 
-def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[str], str]) -> ParsedMessage:
+def assemble(pieces: Iterator[Piece], reasoning: str | None) -> ParsedMessage:
     """The message that the pieces make up.
 
     Args:
         pieces: of one response.
         reasoning: its reasoning block.
-        clean: applied to plain text; removes control tokens.
     """
     texts: list[str] = []
     calls: list[ToolCall] = []
@@ -94,7 +93,7 @@ def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[st
             malformed.append(piece.raw.strip())  # as the content is where there is a call
             texts.append(piece.raw)
         else:
-            texts.append(clean(piece))
+            texts.append(piece)
     content = "".join(texts)
     content = content.strip() if calls else content
     return ParsedMessage(content, reasoning, tuple(calls), tuple(malformed), unfinished)
@@ -256,6 +255,10 @@ FORMATS: Mapping[str, ToolFormat] = {
     "mistral": mistral,
 }
 """Name -> format."""
+
+
+READ_MARKS = ("[CALL_ID]", "[ARGS]", "<|python_tag|>")
+"""Control tokens that these formats read and that not every template writes."""
 
 
 def detect(rendered_call: str) -> str | None:
