@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import numpy as np
 import orjson
 from jinja2.exceptions import TemplateError
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from agl.errors import AglError, ConfigError, ModelLoadError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
 from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
-from agl.trainer.rendering.template_limits import within_limits
+from agl.trainer.rendering.template_limits import GuardedTemplate, within_limits
 from agl.trainer.rendering.token_text import CONTEXT, TokenText
 from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
 from agl.trainer.rendering.toolparsers import FORMATS, READ_MARKS, ParsedMessage, ToolFormat, assemble, detect
@@ -59,6 +59,7 @@ class ChatTemplate(TokenText):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._loading = True
+        self._templates: dict[str, GuardedTemplate] = {}
         try:
             source = str(tokenizer.get_chat_template(tools=_PROBE_TOOLS))
         except (AttributeError, ValueError) as error:
@@ -108,7 +109,9 @@ class ChatTemplate(TokenText):
         if self._takes_parts:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
-            with within_limits() if self._loading else contextlib.nullcontext():
+            if not self._loading:
+                return self._guarded(messages, tool_list, generation)
+            with within_limits():
                 return self._tokenizer.apply_chat_template(
                     messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
                 )
@@ -116,6 +119,14 @@ class ChatTemplate(TokenText):
             raise
         except Exception as error:  # a template is a program
             raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+    def _guarded(self, messages: list[dict[str, Any]], tools: list[Any] | None, generation: bool) -> str:
+        """What `apply_chat_template` renders, within limits."""
+        source = str(self._tokenizer.get_chat_template(tools=tools))
+        if source not in self._templates:
+            self._templates[source] = GuardedTemplate(_compile_jinja_template("").environment, source)
+        variables = {"tools": tools, "documents": None, "add_generation_prompt": generation}
+        return self._templates[source].render({"messages": messages, **variables, **self._tokenizer.special_tokens_map})
 
     def ids(self, messages: Sequence[Message], tools: Tools) -> list[int] | IntArray:
         """The ids of a conversation up to the next assistant turn.
