@@ -99,7 +99,7 @@ def holds(tokenizer: Any, grammar: str, ids: list[int]) -> bool:
     return matcher.validate_tokens(ids) == len(ids)
 
 
-def before_answer(tokenizer: Any, rendering: Rendering, tools: Any) -> tuple[Any, str, list[int]]:
+def before_answer(tokenizer: Any, rendering: Rendering, tools: Any) -> tuple[Any, Any, list[int]]:
     """The prompt's ids, whether an answer to it reasons, and the end of the thought that the prompt has begun."""
     ids = rendering.prompt(USER, tools).ids
     reasoning = rendering.reasoning(ids)
@@ -165,7 +165,9 @@ def test_calls_are_held_and_read_in_the_form_of_each_model(name: str) -> None:
     assert call.is_text == (name not in MARKED_TEXTS)
     stop = rendering.stop_token_ids
     prompt, reasoning, thought = before_answer(tokenizer, rendering, TOOLS)
-    ways = {"json": {"otherwise": SCHEMA}} | ({"free": {}, "one": {"several": False}} if call.is_text else {})
+    ways: dict[str, dict[str, Any]] = {"json": {"otherwise": SCHEMA}} | (
+        {"free": {}, "one": {"several": False}} if call.is_text else {}
+    )
     for way, options in ways.items():
         grammar = json_grammar(
             call.forms, stop, trigger=call.trigger, section=call.section, reasoning=reasoning, **options

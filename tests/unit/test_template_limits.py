@@ -146,7 +146,7 @@ THINGS = [
 @pytest.mark.parametrize("name", [*TEMPLATE_TOKENS, *published_templates()])
 def test_what_is_rendered_within_limits_is_what_transformers_renders(name: str, tools: Any) -> None:
     tokenizer = template_tokenizer(name) if name in TEMPLATE_TOKENS else published_tokenizer(name)
-    model = Rendering(tokenizer)._model
+    model: Any = Rendering(tokenizer)._model
     rendered = 0
     for messages in THINGS:
         for generation in (False, True):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import orjson
 from jinja2.exceptions import TemplateError
-from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from agl.errors import AglError, ConfigError, ModelLoadError
 from agl.mdp.types import IntArray, int_array
@@ -124,7 +123,7 @@ class ChatTemplate(TokenText):
         """What `apply_chat_template` renders, within limits."""
         source = str(self._tokenizer.get_chat_template(tools=tools))
         if source not in self._templates:
-            self._templates[source] = GuardedTemplate(_compile_jinja_template("").environment, source)
+            self._templates[source] = GuardedTemplate(source)
         variables = {"tools": tools, "documents": None, "add_generation_prompt": generation}
         return self._templates[source].render({"messages": messages, **variables, **self._tokenizer.special_tokens_map})
 

@@ -93,15 +93,24 @@ class GuardedTemplate:
     """A chat template whose renderings have limits. Thread-safe.
 
     Args:
-        base: that of transformers. source: the template's text.
+        source: the template's text.
     """
 
-    def __init__(self, base: Environment, source: str) -> None:
+    def __init__(self, source: str) -> None:
+        # Imported here, since it takes long and most of this module's users have done so.
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        self._source = source
+        base: Environment = _compile_jinja_template("").environment
         environment: Any = base.overlay()
         environment.call = _guarded_call(base)
-        environment.filters = {name: _guarded_filter(name, one) for name, one in environment.filters.items()} | _GUARDS
+        filters = {name: _guarded_filter(name, one) for name, one in environment.filters.items()}
+        environment.filters = {**filters, **_GUARDS}
         tree = _Guards().visit(environment.parse(source))
         self._template = Template.from_code(environment, environment.compile(tree), environment.make_globals(None))
+
+    def __reduce__(self) -> tuple[type[GuardedTemplate], tuple[str]]:
+        return GuardedTemplate, (self._source,)
 
     def render(self, variables: dict[str, Any]) -> str:
         """The text of the template.
@@ -204,7 +213,7 @@ class _Guards(NodeTransformer):
     def _guarded(self, node: Any, method: str, first: Any, *others: Any) -> nodes.Filter:
         # As a filter, since the sandbox takes long to call anything else.
         arguments = [nodes.Name(_BUDGET, "load"), *others]
-        return nodes.Filter(first, f"agl_{method}", arguments, [], None, None).set_lineno(node.lineno)
+        return nodes.Filter(first, f"agl_{method}", arguments, [], None, None, lineno=node.lineno)
 
     def _counted(self, node: Any) -> Any:
         """A node with a body, each run of which is a round."""
