@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from scripted import TOOLS, ScriptedEngine, serving
@@ -17,6 +18,8 @@ from tiny_tokenizers import template_tokenizer
 pytest.importorskip("llguidance")
 
 from agl.errors import ConfigError
+from agl.mdp.sequence import TrainingRow, merge
+from agl.mdp.types import Call, Trajectory, Transition
 from agl.trainer.engines.base import Completion, Request, Sampling, json_grammar
 from agl.trainer.local import schema_check
 from agl.trainer.local.config import LearnerConfig
@@ -59,6 +62,44 @@ def test_a_schema_that_takes_too_much_is_refused_with_its_place(
     grammars._check._try = None  # type: ignore[assignment]
     with pytest.raises(ConfigError, match=why):
         asyncio.run(grammars.admitted(grammar(within(schema)), "another"))
+
+
+@pytest.mark.slow
+def test_a_row_with_a_schema_that_no_gateway_has_admitted_is_refused_before_it_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Rows may come from any store."""
+    monkeypatch.setattr(schema_check, "SECONDS", 0.3)
+    ids = np.arange(1, 9, dtype=np.int32)
+    logprobs = np.zeros(4, np.float32)
+
+    def row(schema: dict[str, Any]) -> TrainingRow:
+        call = Call(
+            "c",
+            "ro",
+            1,
+            0,
+            "a",
+            "policy",
+            0,
+            ids[:4],
+            ids[4:],
+            logprobs,
+            request={"used": {"grammar": grammar(schema)}},
+        )
+        trajectory = Trajectory("ro", 1, "policy", "g", (Transition(call),))
+        [made] = merge(trajectory, {"c": 1.0})
+        return made
+
+    grammars = Grammars(tiny_tokenizer(), VOCABULARY)
+    compiled: list[str] = []
+    monkeypatch.setattr(grammars, "_compile", lambda text: compiled.append(text) or Grammars._compile(grammars, text))
+    with pytest.raises(ConfigError, match="takes more than"):
+        grammars.of_rows([row(within(COMBINED))], [np.arange(8)])
+    assert not compiled
+    grammars.of_rows([row({"type": "string"})], [np.arange(8)])
+    grammars.of_rows([row({"type": "string"})], [np.arange(8)])
+    assert len(compiled) == 1, "and what is fine is compiled once"
 
 
 def test_what_is_admitted_is_compiled_once_for_all_that_request_it():

@@ -106,7 +106,7 @@ def test_every_format_has_the_same_arguments(name: str) -> None:
         "mistral": '[TOOL_CALLS] [{{"name": "f", "arguments": {{"x": {}}}}}]',
     }[name]
     for what, value in VALUES.items():
-        [call] = assemble(FORMATS[name](write.format(value), None), None, str).tool_calls
+        [call] = assemble(FORMATS[name](write.format(value), None), None).tool_calls
         assert strict(call.arguments) == {"x": EXPECTED.get(what, json.loads(value))}
         call.arguments.encode()
 
@@ -114,7 +114,7 @@ def test_every_format_has_the_same_arguments(name: str) -> None:
 def test_mistrals_newer_form_and_a_packages_renderer_do_as_well() -> None:
     from tiny_tokenizers import package_tokenizer
 
-    [call] = assemble(FORMATS["mistral"]('[TOOL_CALLS]f[ARGS]{"x": 1e999}', None), None, str).tool_calls
+    [call] = assemble(FORMATS["mistral"]('[TOOL_CALLS]f[ARGS]{"x": 1e999}', None), None).tool_calls
     assert call.arguments == '{"x": null}'
     model = Rendering(package_tokenizer(), renderer="qwen3")
     ids = model.encode('<tool_call>\n{"name": "calculator", "arguments": {"x": NaN}}\n</tool_call><|im_end|>')
@@ -141,7 +141,7 @@ def test_json_that_python_does_not_read_is_text_for_a_packages_renderer(renderer
 @pytest.mark.parametrize("depth", [MOST_NESTED, 5000], ids=["a little", "much"])
 def test_arguments_that_are_nested_too_deep_are_no_call(depth: int) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {{"x": {"[" * depth + "]" * depth}}}}}</tool_call>'
-    parsed = assemble(FORMATS["hermes"](text, None), None, str)
+    parsed = assemble(FORMATS["hermes"](text, None), None)
     assert (parsed.tool_calls, parsed.malformed, parsed.content) == ((), (text,), text)
     assert not any(isinstance(piece, ToolCall) for piece in FORMATS["hermes"](text, None))
 

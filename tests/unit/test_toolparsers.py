@@ -25,7 +25,7 @@ TOOLS = [
 
 
 def read(name: str, text: str) -> ParsedMessage:
-    return assemble(FORMATS[name](text, TOOLS), None, lambda piece: piece)
+    return assemble(FORMATS[name](text, TOOLS), None)
 
 
 def calls(message: ParsedMessage) -> list[tuple[str, object]]:

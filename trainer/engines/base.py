@@ -48,27 +48,32 @@ Reasoning = Literal["none", "possible", "open"]
 
 
 def json_grammar(
-    forms: Iterable[tuple[str, Any, str] | tuple[str, Any, str, str]],
+    forms: Iterable[tuple[str, Any, str] | tuple[str, Any, str, Any]],
     stop_token_ids: Sequence[int],
     *,
     trigger: str = "",
     otherwise: Any = None,
     several: bool = True,
+    section: tuple[str, str, str] | None = None,
     reasoning: Reasoning = "none",
 ) -> str:
     """The grammar of an answer in one of several forms: a text, JSON that fits a schema, its properties in the schema's
-    order, and another text; then a stop token. With "xml" as the fourth of a form, each property is an XML element like
-    Qwen3-Coder's instead.
+    order, and another text; then a stop token. The fourth of a form says how the JSON is written otherwise: see
+    `agl.trainer.rendering.toolchoice.Style`.
 
     Args:
         trigger: the text, not empty, that begins each form where the answer may be another: any text, which may also
             come before the first form, or JSON that fits the schema `otherwise`. With "{" the answer is one form, or
             text that begins otherwise.
         several: whether forms with a trigger may follow each other.
+        section: the texts before, between and after forms that follow each other, where these have no trigger each. The
+            first of them begins with the trigger. With a section or `otherwise`, no forms stand for one of any text.
         reasoning: whether the answer goes on with any text up to `</think>` before that ("open"), or may begin with
             `<think>` and such a text ("possible").
     """
-    others = {"trigger": trigger, "otherwise": otherwise, "several": several, "reasoning": reasoning}
+    others: dict[str, Any] = {"trigger": trigger, "otherwise": otherwise, "several": several, "reasoning": reasoning}
+    if section is not None:
+        others["section"] = section
     return json.dumps({"forms": [*forms], "stop": [*stop_token_ids], **others})
 
 

@@ -43,7 +43,7 @@ class ChatRequest:
         n: number of answers.
         options: the sampling fields of the client's body, for the record.
         replaced: facts of the request's replaced system prompts, for the record; None if none were to be replaced.
-        one_call: whether an answer that is held to a grammar may call one tool only.
+        one_call: whether an answer may call one tool only.
         failed_tools: ids of the tool calls with results marked as errors, in dialects that mark them.
     """
 
@@ -68,6 +68,7 @@ class Choice:
         forced: int32 [F], the beginning of the answer that was written for the model.
         ids, logprobs: tokens streamed so far. top: their alternatives, of a request with `top_logprobs`.
         recorded: whether its call is recorded.
+        grammar: that it is held to, in the form of `Sampling.grammar`.
     """
 
     number: int
@@ -77,6 +78,7 @@ class Choice:
     logprobs: list[float]
     recorded: bool = False
     top: list[Sequence[tuple[int, float]]] = field(default_factory=list)
+    grammar: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -129,9 +129,25 @@ class Grammars:
     def _prepare(self, stops: tuple[int, ...]) -> Any:
         return stop_tokenizer(self._check.tokenizer, self._vocabulary, stops)
 
+    def fits(self, other: Grammars) -> bool:
+        """Whether another one has the same grammars: those of this tokenizer and as many logits."""
+        return other._tokenizer is self._tokenizer and other._vocabulary == self._vocabulary
+
     def matcher(self, grammar: str) -> Any:
         """A matcher at the beginning of an answer; None for the empty grammar. Errors as of `compiled`."""
         return self.compiled(grammar).matcher.deep_copy() if grammar else None
+
+    def recorded(self, grammar: str) -> Any:
+        """A matcher at the beginning of an answer that was recorded; None for the empty grammar. Blocks.
+
+        A store may hold what no gateway has admitted: the grammar is tried as that of a request is, once.
+
+        Raises: as `admitted`.
+        """
+        if not grammar:
+            return None
+        require("an answer in a JSON schema", "structured")
+        return self._admit(grammar).matcher.deep_copy()
 
     def compiled(self, grammar: str) -> Compiled:
         """A grammar, compiled here and now. Only for those of programs and those that were admitted before: some take
@@ -260,7 +276,7 @@ class Grammars:
     def _of(self, row: TrainingRow) -> IntArray:
         bits_TW = self.everything(len(row))
         for c, grammar in enumerate(row.grammars):
-            if matcher := self.matcher(grammar):
+            if matcher := self.recorded(grammar):
                 for t in np.flatnonzero(row.calls == c):
                     bits_TW[t] = self.bits([matcher])[0]
                     matcher.consume_token(int(row.token_ids[t]))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agl.errors import ConfigError
 from agl.trainer.rendering.reasoning import END_THINK, THINK
-from agl.trainer.rendering.toolchoice import CALL_ID
+from agl.trainer.rendering.toolchoice import CALL_ID, COUNT, any_arguments
 
 _FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """As `json.dumps` writes it: of free whitespace a policy could write without end. What llguidance does not know of a
@@ -94,72 +94,122 @@ class Lark:
         parts = json.loads(grammar)
         for form, schema in schemas_of(parts):
             _require_readable(schema, form)
-        # Calls that were recorded before there were others have none of these.
-        others = parts.get("trigger", ""), parts.get("otherwise"), parts.get("several", True)
         start = self._start(parts.get("reasoning", "none"))
-        texts = [start + self._lark(parts["forms"], *others)]
-        if all(before or after for before, _, after, *_ in parts["forms"]):
+        texts = [start + self._lark(parts["forms"], parts)]
+        if parts["forms"] and all(before or after for before, _, after, *_ in parts["forms"]):
             # A call that the agent forces is one at least, whatever its parameters.
-            calls = [(before, _any(schema, style), after, *style) for before, schema, after, *style in parts["forms"]]
-            texts.append(start + self._lark(calls, *others))
+            calls = [
+                (before, any_arguments(schema, style[0] if style else "json"), after, *style)
+                for before, schema, after, *style in parts["forms"]
+            ]
+            texts.append(start + self._lark(calls, parts))
         return texts
 
-    def _lark(self, forms: Sequence[Sequence[Any]], trigger: str, otherwise: Any, several: bool) -> str:
+    def _lark(self, forms: Sequence[Sequence[Any]], parts: Mapping[str, Any]) -> str:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""
+        # Calls that were recorded before there were others have none of these.
+        trigger, otherwise = parts.get("trigger", ""), parts.get("otherwise")
+        several, section = parts.get("several", True), parts.get("section")
         # What an allOf of a schema refers to must stay open for the rest of it.
         closed = _closed if "allOf" not in json.dumps([*forms, otherwise]) else lambda schema: schema
-        # Mistral's first form is an array of calls, of which each has an id.
-        array = re.match(r" ?\[", forms[0][0].removeprefix(trigger)) if trigger == "[TOOL_CALLS]" else None
-        opening, ending = (array.group(), "]") if array else ("", "")
+        tag = trigger.strip()
+        if section:
+            opening, separator, ending = section
+            opening = opening.lstrip()
+        elif array := re.match(r" ?\[", forms[0][0].removeprefix(trigger)) if trigger == "[TOOL_CALLS]" else None:
+            # Mistral's first form is an array of calls, of which each has an id.
+            opening, separator, ending = trigger + array.group(), ", ", "]"
+        else:
+            opening, separator, ending = trigger, "", ""
+        is_list = bool(ending)
         rules = []
         for i, (before, schema, after, *style) in enumerate(forms):
-            begin = self._text(before.removeprefix(trigger + opening))
-            end = " /[a-zA-Z0-9]{9}/ ".join(map(self._text, after.removesuffix(ending).split(CALL_ID)))
+            begin = self._form_text(before.removeprefix(opening))
+            end = self._form_text(after.removesuffix(ending))
             rules.append(f"form{i}: {begin} json{i} {end}")
-            rules += self._elements(f"json{i}", schema) if style == ["xml"] else [f"json{i}: {_json(closed(schema))}"]
-        form = " | ".join(f"form{i}" for i in range(len(forms)))
-        if array:
-            rules.append(f"item: {form}")
-            form = f'{self._text(opening)} item (", " item)* "]"' if several else f'{self._text(opening)} item "]"'
+            rules += self._arguments(f"json{i}", schema, style[0] if style else "json", closed)
+        rules.append(f"form: {' | '.join(f'form{i}' for i in range(len(forms))) or self._anything(parts['stop'])}")
         if not trigger:
-            return "\n".join([f"answer: {form}", *rules])
-        tag = trigger.strip()
+            return "\n".join(["answer: form", *rules])
         begin, space = self._text(tag), r"/[ \n]{0,2}/"
-        calls = f"form ({space} {begin} form)*" if several else "form"
-        rules.append(f"form: {form}")
-        if tag == "{":
-            return "\n".join([f"answer: TEXT | {begin} form", r"TEXT: /[ \n]*([^{ \n](.|\n)*)?/", *rules])
+        if is_list:
+            opened = self._text(opening.removeprefix(tag))
+            # Of two texts that begin alike, llguidance reads the longer one: what both begin with stands before them.
+            shared = separator if several and ending.startswith(separator) else ""
+            between, after = self._text(separator.removeprefix(shared)), self._text(shared)
+            more = f"({between} form {after})*" if several else ""
+            calls = f"{opened} form {after} {more} {self._text(ending.removeprefix(shared))}"
+        else:
+            calls = f"form ({space} {begin} form)*" if several and forms else "form"
         if otherwise is not None:
             rules.append(f"json: {_json(closed(otherwise))}")
             return "\n".join([f"answer: json | {space} {begin} {calls}", *rules])
-        if tag in self._added:  # which no text holds
-            return "\n".join([f"answer: TEXT | TEXT {begin} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
-        pattern = re.escape(tag).replace("/", r"\/")
-        text = rf"TEXT: ~/(.|\n)*{pattern}(.|\n)*/"
-        return "\n".join([f"answer: TEXT | first {calls}", rf"first[lazy]: /(.|\n)*{pattern}/", text, *rules])
+        if tag == "{":
+            return "\n".join([f"answer: TEXT | {begin} form", r"TEXT: /[ \n]*([^{ \n](.|\n)*)?/", *rules])
+        if self._marks_in(tag):  # which no text holds
+            before, mark = self._before_mark(tag)
+            rules.append(rf"BEFORE: /(.|\n)*{_escaped(before)}/")
+            return "\n".join([f"answer: TEXT | BEFORE {mark} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
+        text = rf"TEXT: ~/(.|\n)*{_escaped(tag)}(.|\n)*/"
+        return "\n".join([f"answer: TEXT | first {calls}", rf"first[lazy]: /(.|\n)*{_escaped(tag)}/", text, *rules])
 
-    def _elements(self, name: str, schema: Mapping[str, Any]) -> Iterator[str]:
-        """The rules of arguments that are XML elements in the schema's order, their texts without quotes."""
+    def _form_text(self, text: str) -> str:
+        """A text of a form, in which some parts stand for others."""
+        patterns = {CALL_ID: "/[a-zA-Z0-9]{9}/", COUNT: "/:[0-9]{1,3}/"}
+        pieces = re.split(f"({'|'.join(patterns)})", text)
+        return " ".join(patterns.get(piece) or self._text(piece) for piece in pieces)
+
+    def _anything(self, stop: Sequence[int]) -> str:
+        """Any text and any control tokens but those that end the answer: the rest of a call of unknown form."""
+        ids = " | ".join(f"<[{token}]>" for token in self._added.values() if token not in stop)
+        return rf"(/(.|\n)+/ | {ids})*" if ids else r"/(.|\n)*/"
+
+    def _arguments(
+        self, name: str, schema: Mapping[str, Any], style: Any, closed: Callable[[Any], Any]
+    ) -> Iterator[str]:
+        """The rules of arguments in a style."""
+        if style in ("json", "compact"):
+            yield f"{name}: {_json(closed(schema), compact=style == 'compact')}"
+        elif style == "xml":
+            yield from self._elements(name, schema, ("<parameter=", ">\n", ">\n", "\n</parameter>\n"))
+        else:
+            yield from self._elements(name, schema, style)
+
+    def _elements(self, name: str, schema: Mapping[str, Any], style: Sequence[str]) -> Iterator[str]:
+        """The rules of arguments that are elements in the schema's order, their texts without quotes."""
         shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        begin, before_text, before_value, end = style
         elements = []
         for k, (parameter, one) in enumerate((schema.get("properties") or {}).items()):
-            element, end = f"{name}x{k}", self._text("\n</parameter>\n")
+            element = f"{name}x{k}"
             elements.append(element if parameter in schema.get("required", ()) else f"{element}?")
             one = one if isinstance(one, dict) else {}
             texts = one.get("enum", [one["const"]] if "const" in one else [])
             texts = [text for text in texts if isinstance(text, str)]
             pattern = re.fullmatch(r"\^(.*)\$", one.get("pattern", ""))
-            begin, line = self._text(f"<parameter={parameter}>\n"), self._text("\n")
-            yield f"{element}: {begin} {element}v"
-            if one.get("type") != "string":
-                yield f"{element}v: {element}j {end}\n{element}j: {_json(_closed(one) | shared)}"
+            is_text = one.get("type") == "string"
+            opening = self._text(f"{begin}{parameter}{before_text if is_text else before_value}")
+            yield f"{element}: {opening} {element}v"
+            if not is_text:
+                yield f"{element}v: {element}j {self._text(end)}\n{element}j: {_json(_closed(one) | shared)}"
             elif texts:
-                yield f"{element}v: ({' | '.join(map(self._text, texts))}) {end}"
+                yield f"{element}v: ({' | '.join(map(self._text, texts))}) {self._text(end)}"
             elif pattern:
-                yield f"{element}v: {_regex(pattern[1])} {end}"
+                yield f"{element}v: {_regex(pattern[1])} {self._text(end)}"
             else:
-                yield f"{element}v: {element}t {line}\n" + rf"{element}t[lazy]: /(.|\n)*<\/parameter>/"
+                yield from self._element_text(f"{element}v", end)
         yield f"{name}: {' '.join(elements) or json.dumps('')}"
+
+    def _element_text(self, name: str, end: str) -> Iterator[str]:
+        """The rules of a text that goes on to its end, which it does not spell."""
+        mark = end.strip("\n")
+        if self._marks_in(mark):
+            before, rest = self._before_mark(end)
+            yield f"{name}: {name.upper()} {rest}"
+            yield rf"{name.upper()}: /(.|\n)*{_escaped(before)}/ & ~/(.|\n)*{_escaped(mark)}(.|\n)*/"
+        else:
+            yield f"{name}: {name}t {self._text(end.lstrip()[len(mark) :])}"
+            yield rf"{name}t[lazy]: /(.|\n)*{_escaped(mark)}/"
 
     def _start(self, reasoning: str) -> str:
         """The rule that begins all others, by what comes before the answer."""
@@ -167,13 +217,23 @@ class Lark:
             return "start: answer\n"
         optional = reasoning == "possible"
         begin = self._text(THINK) if optional else ""
-        ending = re.escape(END_THINK).replace("/", r"\/")
+        ending = _escaped(END_THINK)
         # The parser ends a thought at the first text of its end, however that is spelled.
         if END_THINK in self._added:
             thought, rule = f"THOUGHT {self._text(END_THINK)}", rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{ending}(.|\n)*/"
         else:
             thought, rule = "ended", rf"ended[lazy]: /(.|\n)*{ending}/"
         return f"start: thought{'?' * optional} answer\nthought: {begin} {thought} /[ \\n]{{0,2}}/\n{rule}\n"
+
+    def _marks_in(self, text: str) -> list[str]:
+        """The tokens that were added to the vocabulary, of which a text has some, in its order."""
+        return sorted((added for added in self._added if added in text), key=text.index)
+
+    def _before_mark(self, text: str) -> tuple[str, str]:
+        """A text up to the first token in it that was added, and the rest. A pattern before it takes what is before
+        that token for itself, so it has to end with it."""
+        before = text.partition(self._marks_in(text)[0])[0]
+        return before, self._text(text.removeprefix(before))
 
     def _text(self, text: str) -> str:
         """A text; llguidance spells none of the tokens that were added to the vocabulary."""
@@ -185,19 +245,19 @@ class Lark:
         )
 
 
+def _escaped(text: str) -> str:
+    """A text within a regular expression of Lark."""
+    return re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", text).replace("\n", r"\n")
+
+
 def _regex(pattern: str) -> str:
     """A pattern of a schema, as a regular expression of Lark."""
     return "/" + re.sub(r"(?<!\\)/", r"\\/", pattern) + "/"
 
 
-def _json(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _FORM})}"
-
-
-def _any(schema: Mapping[str, Any], style: Sequence[str]) -> dict[str, Any]:
-    """A schema of any arguments, or of XML elements with any texts."""
-    free = {name: {"type": "string"} for name in schema.get("properties") or {}}
-    return {"type": "object"} | ({"properties": free} if style == ["xml"] else {})
+def _json(schema: Mapping[str, Any], *, compact: bool = False) -> str:
+    form = _FORM | {"item_separator": ",", "key_separator": ":"} if compact else _FORM
+    return f"%json {json.dumps({**schema, 'x-guidance': form})}"
 
 
 def _closed(schema: Any) -> Any:

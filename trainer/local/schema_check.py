@@ -31,7 +31,7 @@ PLACE_SECONDS = 2.0
 PROCESSES = 2
 """How many grammars are tried at once."""
 _KEPT = 1024
-"""How many refusals are remembered."""
+"""How many results are remembered."""
 _SHARED = ("$defs", "definitions")
 
 
@@ -44,7 +44,7 @@ class SchemaCheck:
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
         self._tokenizer, self._vocabulary = tokenizer, vocabulary
-        self._refused: dict[str, ConfigError] = {}
+        self._results: dict[str, ConfigError | None] = {}
         self._lock = threading.Lock()
         self._workers: dict[tuple[int, ...], Workers] = {}
 
@@ -66,13 +66,13 @@ class SchemaCheck:
             ConfigError: answers cannot be held to it, or it takes too much; see `Grammars.admitted`.
             EngineError: there is no process to try it in.
         """
-        if (refused := self._refused.get(grammar)) is not None:
-            raise refused
-        refused = self._tried(json.loads(grammar), lark.texts(grammar), lark)
+        if grammar not in self._results:
+            result = self._tried(json.loads(grammar), lark.texts(grammar), lark)
+            while len(self._results) >= _KEPT:
+                self._results.pop(next(iter(self._results)), None)
+            self._results[grammar] = result
+        refused = self._results.get(grammar)
         if refused is not None:
-            while len(self._refused) >= _KEPT:
-                self._refused.pop(next(iter(self._refused)), None)
-            self._refused[grammar] = refused
             raise refused
 
     def _tried(self, parts: Mapping[str, Any], texts: Sequence[str], lark: Lark) -> ConfigError | None:
@@ -165,4 +165,5 @@ def _refusal(result: Mapping[str, Any], form: int | None, place: str) -> ConfigE
 def _starts(parts: Mapping[str, Any]) -> list[str]:
     """The beginnings of answers behind which the schemas of a grammar's forms begin."""
     thought = f"{END_THINK}\n\n" if parts.get("reasoning") == "open" else ""
-    return [thought + before for before, *_ in parts["forms"]]
+    opening = (parts.get("section") or [""])[0]
+    return [thought + opening + before for before, *_ in parts["forms"]]

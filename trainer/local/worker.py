@@ -205,6 +205,10 @@ class Worker:
                 trained=model,
             )
             require_agreement(model, self._engine, learner, first.name, first.model)
+            # What was tried for a request need not be tried again for its rows.
+            for policy in self._policies.values():
+                if policy.learner.grammars is not None and policy.learner.grammars.fits(self._engine.grammars):
+                    policy.learner.grammars = self._engine.grammars
         shortened = ""
         if self._engine.max_context < (first.max_context or loaded.positions):
             shortened = loaded.shortened or f"the model has {loaded.positions:,} positions"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +15,10 @@ from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.bridge import Kind, TemplateBridge
 from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise, rename_call_ids, with_native_ids
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
-from agl.trainer.rendering.template_limits import within_limits
+from agl.trainer.rendering.template_limits import GuardedTemplate, within_limits
 from agl.trainer.rendering.token_text import CONTEXT, TokenText
 from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
-from agl.trainer.rendering.toolparsers import FORMATS, ParsedMessage, assemble, detect
+from agl.trainer.rendering.toolparsers import FORMATS, READ_MARKS, ParsedMessage, ToolFormat, assemble, detect
 
 _PROBE_TOOLS = [
     {
@@ -59,6 +58,7 @@ class ChatTemplate(TokenText):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._loading = True
+        self._templates: dict[str, GuardedTemplate] = {}
         try:
             source = str(tokenizer.get_chat_template(tools=_PROBE_TOOLS))
         except (AttributeError, ValueError) as error:
@@ -75,10 +75,14 @@ class ChatTemplate(TokenText):
         special = set(tokenizer.all_special_ids)
         control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special or i in special}
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        self._control_texts = tuple(control)
+        self._control_ids = [*control.values()]
         self._bridge = TemplateBridge(self.render, self.encode_after, control, eos)
         self.stop_token_ids = self._bridge.stop_ids
-        self._format = self._tool_format()
+        self._format, written = self._tool_format()
+        marks = {THINK, END_THINK}
+        self._kept_without_tools = {token for text, token in control.items() if text in marks}
+        marks |= {*READ_MARKS, *(text for text in control if text in written)}
+        self._kept = {token for text, token in control.items() if text in marks}
         self._cached: dict[bytes, IntArray] = {}
         self._depends_on_time = "strftime_now" in source
         self._loading = False
@@ -104,7 +108,9 @@ class ChatTemplate(TokenText):
         if self._takes_parts:
             messages = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
         try:
-            with within_limits() if self._loading else contextlib.nullcontext():
+            if not self._loading:
+                return self._guarded(messages, tool_list, generation)
+            with within_limits():
                 return self._tokenizer.apply_chat_template(
                     messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
                 )
@@ -112,6 +118,14 @@ class ChatTemplate(TokenText):
             raise
         except Exception as error:  # a template is a program
             raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+    def _guarded(self, messages: list[dict[str, Any]], tools: list[Any] | None, generation: bool) -> str:
+        """What `apply_chat_template` renders, within limits."""
+        source = str(self._tokenizer.get_chat_template(tools=tools))
+        if source not in self._templates:
+            self._templates[source] = GuardedTemplate(source)
+        variables = {"tools": tools, "documents": None, "add_generation_prompt": generation}
+        return self._templates[source].render({"messages": messages, **variables, **self._tokenizer.special_tokens_map})
 
     def ids(self, messages: Sequence[Message], tools: Tools) -> list[int] | IntArray:
         """The ids of a conversation up to the next assistant turn.
@@ -169,24 +183,20 @@ class ChatTemplate(TokenText):
     def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
         """The message in `ids`: an answer, with its forced beginning in front."""
         ids = ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids
-        text = self.decode(ids)
+        # By their ids: a text that spells a control token is a text.
+        kept = self._kept if tools else self._kept_without_tools
+        text = self.decode(ids[~np.isin(ids, [token for token in self._control_ids if token not in kept])])
         reasoning = None
         if self.thinks and (self._opens_reasoning(prompt) or text.lstrip().startswith(THINK)):
             reasoning, _, text = text.lstrip().removeprefix(THINK).partition(END_THINK)
             reasoning, text = reasoning.strip("\n"), text.lstrip("\n")
         pieces = self._format(text, tools) if tools and self._format else iter([text])
-        return assemble(pieces, reasoning or None, self._clean)
+        return assemble(pieces, reasoning or None)
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages in the form that `render` takes."""
         normal = normalise(messages, parse_arguments=True, developer=False)
         return rename_call_ids(normal, lambda i, name, count: short_id(i)) if self._short_ids else normal
-
-    def _clean(self, text: str) -> str:
-        for token in self._control_texts:
-            if token in text:
-                text = text.replace(token, "")
-        return text
 
     def _opens_reasoning(self, prompt: IntArray) -> bool:
         return reasoning_state(self.decode(prompt[-CONTEXT:])) == "open"
@@ -223,15 +233,18 @@ class ChatTemplate(TokenText):
             return short
         return False
 
-    def _tool_format(self) -> Any:
+    def _tool_format(self) -> tuple[ToolFormat | None, str]:
+        """The format of calls, None for an unknown one, and the text of one."""
         user = [{"role": "user", "content": "probe"}]
         try:
             if "probe_tool" not in self.render(user, _PROBE_TOOLS, True):
-                return None
+                return None, ""
             call = rendered_call(self.render, _PROBE_TOOLS, NAME)
         except TemplateError:
-            return None
-        return FORMATS.get(detect(call) or "") if call else None
+            return None, ""
+        ends = [self.decode([token]) for token in self.stop_token_ids]
+        written = min((call.partition(end)[0] for end in ends), key=len, default=call) if call else ""
+        return FORMATS.get(detect(call) or "") if call else None, written
 
 
 def short_id(call_id: str) -> str:

@@ -111,9 +111,9 @@ class PackageRenderer(TokenText):
         except (ValueError, RecursionError):
             # JSON that Python does not read: nested too deep, or a number of too many digits.
             whole = answer[:-1] if answer and answer[-1] in self.stop_token_ids else answer
-            return assemble(iter([self.decode(whole)]), None, lambda text: text)
+            return assemble(iter([self.decode(whole)]), None)
         pieces = self._pieces(parsed.content, parsed.tool_calls, answer, bool(tools))
-        return assemble(pieces, parsed.reasoning_content or None, lambda text: text)
+        return assemble(pieces, parsed.reasoning_content or None)
 
     def _bridge(
         self, old: list[int], sampled: list[int], messages: list[dict[str, Any]], tools: Tools

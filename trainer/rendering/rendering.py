@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -14,10 +14,11 @@ import numpy.typing as npt
 from agl.errors import ConfigError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.rendering.detokenizer import Detokenizer
+from agl.trainer.rendering.held_answers import held_message
 from agl.trainer.rendering.normalise import Message, Tools, accepted, normalise
 from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
 from agl.trainer.rendering.token_text import CONTEXT
-from agl.trainer.rendering.toolchoice import ForcedCall, forced_call
+from agl.trainer.rendering.toolchoice import COUNT, FIRST_COUNT, PLACEHOLDER_TOOLS, ForcedCall, forced_call
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class Rendering:
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
         self.reasoning_grows = self._model.reasoning_grows
-        self._possible_calls: dict[str, ForcedCall | None] = {}
+        self._calls: dict[str, ForcedCall | ConfigError] = {}
+        self._apart: dict[str, bool] = {}
         self._marked = {THINK, END_THINK} <= tokenizer.get_added_vocab().keys()
 
     def prompt(
@@ -116,14 +118,26 @@ class Rendering:
             ConfigError: no such tool, or the chat template gives no beginning of a call.
         """
         prompt = _array(ids)
-        opening = "" if force_tool is None else self.forced_call(tools, force_tool).opening
+        opening = "" if force_tool is None else self.forced_call(tools, force_tool).opening.replace(COUNT, FIRST_COUNT)
         forced = self._model.encode_after(prompt, opening)
         return Prompt(int_array(np.concatenate([prompt, _array(forced)])), int_array(forced))
 
     def forced_call(self, tools: Tools, force_tool: str | Literal[True]) -> ForcedCall:
         """The call that `force` begins. Raises as it does."""
-        ends = [self._model.decode([token]) for token in self.stop_token_ids]
-        return forced_call(self._model.render, tools, force_tool, ends)
+        key = json.dumps((tools, force_tool))
+        call = self._calls.get(key)
+        if call is None:
+            ends = [self._model.decode([token]) for token in self.stop_token_ids]
+            try:
+                call = forced_call(self._model.render, tools, force_tool, ends)
+            except ConfigError as error:
+                call = error
+            if len(self._calls) >= _KNOWN_TOOLS:
+                self._calls.clear()
+            self._calls[key] = call
+        if isinstance(call, ConfigError):
+            raise call
+        return call
 
     def reasoning(self, prompt: IntArray) -> Literal["none", "possible", "open"]:
         """Whether `parse` reads reasoning at the beginning of an answer to this prompt, or whether the prompt has begun
@@ -134,16 +148,24 @@ class Rendering:
 
     def possible_call(self, tools: Tools) -> ForcedCall | None:
         """A call of any of these tools, if the chat template writes calls so that they can be told from other text."""
-        key = json.dumps(tools)
-        if key not in self._possible_calls:
-            try:
-                call = self.forced_call(tools, True)
-            except ConfigError:
-                call = None
-            if len(self._possible_calls) >= _KNOWN_TOOLS:
-                self._possible_calls.clear()
-            self._possible_calls[key] = call if call and call.trigger and call.rests else None
-        return self._possible_calls[key]
+        try:
+            call = self.forced_call(tools, True)
+        except ConfigError:
+            return None
+        return call if call.trigger else None
+
+    def tells_calls_apart(self, tools: Tools) -> bool:
+        """Whether the first of several calls is read before the others are there: not where all are one list."""
+        call = self.possible_call(tools)
+        if call is None or not call.pair:
+            return True
+        apart = self._apart.get(call.pair)
+        if apart is None:
+            ids = self._model.encode(call.pair)
+            if len(self._apart) >= _KNOWN_TOOLS:
+                self._apart.clear()
+            apart = self._apart[call.pair] = self.first_call_size(ids, tools) < len(ids)
+        return apart
 
     def extend(
         self,
@@ -220,7 +242,13 @@ class Rendering:
         return int_array(ids)
 
     def parse(
-        self, response_ids: Ids, tools: Tools = None, *, forced_ids: Ids = (), prompt_ids: Ids = ()
+        self,
+        response_ids: Ids,
+        tools: Tools = None,
+        *,
+        forced_ids: Ids = (),
+        prompt_ids: Ids = (),
+        grammar: str = "",
     ) -> ParsedMessage:
         """The sampled message of the assistant.
 
@@ -229,10 +257,52 @@ class Rendering:
             tools: of the request; without tools nothing is read as a tool call.
             forced_ids: of the prompt.
             prompt_ids: of the prompt, `forced_ids` included: it may have opened a reasoning block.
+            grammar: that the answer was held to; JSON of its schema is a text, whatever its strings spell.
         """
         answer = np.concatenate([_array(forced_ids), _array(response_ids)])
+        is_forced = len(forced_ids) > 0
+        if grammar and not is_forced:
+            held = held_message(self._model.decode(self._without_stop(answer)), grammar)
+            if held is not None:
+                return held
         before = _array(prompt_ids[: len(prompt_ids) - len(forced_ids)])
-        return self._model.parse(answer, tools or None, before)
+        message = self._model.parse(answer, tools or None, before)
+        if message.tool_calls and not message.unfinished and self._begins_call(answer):
+            return replace(message, unfinished=True)
+        return message
+
+    def _begins_call(self, answer: IntArray) -> bool:
+        """Whether an answer with calls ends with the beginning of another one, which parsers may leave out or read as
+        text."""
+        call = self.possible_call(PLACEHOLDER_TOOLS)
+        begin, end = call.marks if call else ("", "")
+        if not begin or not end:
+            return False
+        rest = self._model.decode(self._without_stop(answer)).rpartition(end)[2]
+        return begin in rest or any(rest.endswith(begin[:size]) for size in range(1, len(begin)))
+
+    def first_call_size(self, response_ids: Ids, tools: Tools, *, forced_ids: Ids = (), prompt_ids: Ids = ()) -> int:
+        """How many of the sampled tokens are needed for the first tool call where several were sampled; else all.
+
+        Args:
+            response_ids, tools, forced_ids, prompt_ids: as for `parse`.
+        """
+        ids = _array(response_ids)
+
+        def parsed(size: int) -> ParsedMessage:
+            return self.parse(ids[:size], tools, forced_ids=forced_ids, prompt_ids=prompt_ids)
+
+        whole = parsed(ids.size)
+        if len(whole.tool_calls) + len(whole.malformed) < 2:
+            return ids.size
+
+        def is_one_call(size: int) -> bool:
+            return len(parsed(size).tool_calls) == 1 and not parsed(size).malformed
+
+        first = bisect.bisect_left(range(ids.size), True, key=lambda size: bool(parsed(size).tool_calls))
+        # In some forms the beginning of a second call hides the first: then this was no bisection.
+        sizes = [first] if is_one_call(first) else range(ids.size)
+        return next((size for size in sizes if is_one_call(size)), ids.size)
 
     def reasoning_size(self, response_ids: Ids, parsed: ParsedMessage, *, prompt_ids: Ids = ()) -> int:
         """How many of the sampled tokens are reasoning, the marks around it included.
@@ -252,6 +322,9 @@ class Rendering:
             return 0
         # Without this mark, the answer was cut, or has others.
         return bisect.bisect_left(range(ids.size), True, key=ended if ended(ids.size) else holds_all)
+
+    def _without_stop(self, ids: IntArray) -> IntArray:
+        return ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """`text` as ids; control tokens in it are recognised. None is added, or with `special` those that the tokenizer

@@ -68,18 +68,18 @@ _XML_HEAD = re.compile(r"\s*+<function=([^>\n]++)>")
 _JSON_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.S)
 """Also one without its end."""
 _XML_PARAMETER = re.compile(r"\s*+<parameter=([^>\n]++)>")
+_XML_CLOSE = re.compile(r"\s*+(?:</function>)?+\s*+</tool_call>")
 
 ToolFormat = Callable[[str, Tools], Iterator[Piece]]
 """Splits a response's text into its pieces, in order; together they are the whole text."""
 
 
-def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[str], str]) -> ParsedMessage:
+def assemble(pieces: Iterator[Piece], reasoning: str | None) -> ParsedMessage:
     """The message that the pieces make up.
 
     Args:
         pieces: of one response.
         reasoning: its reasoning block.
-        clean: applied to plain text; removes control tokens.
     """
     texts: list[str] = []
     calls: list[ToolCall] = []
@@ -93,7 +93,7 @@ def assemble(pieces: Iterator[Piece], reasoning: str | None, clean: Callable[[st
             malformed.append(piece.raw.strip())  # as the content is where there is a call
             texts.append(piece.raw)
         else:
-            texts.append(clean(piece))
+            texts.append(piece)
     content = "".join(texts)
     content = content.strip() if calls else content
     return ParsedMessage(content, reasoning, tuple(calls), tuple(malformed), unfinished)
@@ -167,11 +167,14 @@ def xml_function(text: str, tools: Tools) -> Iterator[Piece]:
 
     Values are bare text; a tool's schema says which of them are strings.
     """
-    at = 0
+    at = wasted = 0
     tags = _Tags(text)
     while (start := text.find("<tool_call>", at)) >= 0:
         yield text[at:start]
-        at = tags.block_end(start)
+        # Read by its elements first: a text among them may hold the tags themselves.
+        is_whole, end = _xml_end(text, start) if wasted <= WASTED * len(text) else (False, start)
+        at = end if is_whole else tags.block_end(start)
+        wasted += 0 if is_whole else end - start
         raw = text[start:at]
         yield _xml_call(raw, tools) if raw.endswith("</tool_call>") else Malformed(raw, at == len(text))
     yield text[at:]
@@ -208,28 +211,41 @@ def bare_json(text: str, tools: Tools) -> Iterator[Piece]:
 
 def mistral(text: str, tools: Tools) -> Iterator[Piece]:
     """`[TOOL_CALLS] [{"name": ..., "arguments": {...}, "id": ...}]`, newer: `[TOOL_CALLS]NAME[ARGS]{...}`."""
-    head, *attempts = text.split("[TOOL_CALLS]")
-    yield head
-    for i, attempt in enumerate(attempts, 1):
-        raw = "[TOOL_CALLS]" + attempt
-        body = attempt.strip()
-        begun = _is_open(body) or not ("{" in body or body.startswith("["))
-        broken = Malformed(raw, begun and i == len(attempts))
-        if body.startswith("["):
-            value, end = _raw_decode(body, 0)
-            calls = [call_from(v, raw) for v in value] if isinstance(value, list) else []
-            if not calls or any(isinstance(c, Malformed) for c in calls):
-                yield broken
-                continue
+    mark = "[TOOL_CALLS]"
+    at = wasted = 0
+    while (start := text.find(mark, at)) >= 0:
+        yield text[at:start]
+        # Read as JSON first: a text among the arguments may hold the mark itself.
+        body = _skip_space(text, start + len(mark))
+        end, calls = body, None
+        if wasted <= WASTED * len(text):
+            calls, end = _mistral_calls(text, body)
+        if calls is not None and not any(isinstance(call, Malformed) for call in calls):
             yield from calls
-        else:
-            match = _MISTRAL_CALL.match(body)
-            value, end = _raw_decode(body, match.end()) if match else (None, 0)
-            if match is None or not isinstance(value, dict):
-                yield broken
-                continue
-            yield tool_call(match[1], value, raw, match[2])
-        yield body[end:]
+            at = end
+            continue
+        wasted += end - body
+        following = text.find(mark, body)
+        at = len(text) if following < 0 else following
+        attempt = text[body:at].strip()
+        begun = _is_open(attempt) or not ("{" in attempt or attempt.startswith("["))
+        yield Malformed(text[start:at], begun and following < 0)
+    yield text[at:]
+
+
+def _mistral_calls(text: str, at: int) -> tuple[list[ToolCall | Malformed] | None, int]:
+    """The calls behind a mark and where they end; None and how far they were read where there are none."""
+    if text.startswith("[", at):
+        value, end = _raw_decode(text, at)
+        calls = [call_from(one, text[at:end]) for one in value] if isinstance(value, list) else []
+        return calls or None, end
+    match = _MISTRAL_CALL.match(text, at)
+    if match is None:
+        return None, at
+    value, end = _raw_decode(text, match.end())
+    if not isinstance(value, dict):
+        return None, end
+    return [tool_call(match[1], value, text[at:end], match[2])], end
 
 
 FORMATS: Mapping[str, ToolFormat] = {
@@ -239,6 +255,10 @@ FORMATS: Mapping[str, ToolFormat] = {
     "mistral": mistral,
 }
 """Name -> format."""
+
+
+READ_MARKS = ("[CALL_ID]", "[ARGS]", "<|python_tag|>")
+"""Control tokens that these formats read and that not every template writes."""
 
 
 def detect(rendered_call: str) -> str | None:
@@ -279,6 +299,22 @@ def _is_open(text: str) -> bool:
 def _skip_space(text: str, at: int) -> int:
     match = _SPACE.match(text, at)
     return match.end() if match else at
+
+
+def _xml_end(text: str, start: int) -> tuple[bool, int]:
+    """Whether a call that begins at `start` has nothing but a head and whole elements, and how far it was read."""
+    match = _XML_HEAD.match(text, start + len("<tool_call>"))
+    at = match.end() if match else start
+    while match is not None:
+        parameter = _XML_PARAMETER.match(text, at)
+        if parameter is None:
+            closed = _XML_CLOSE.match(text, at)
+            return closed is not None, closed.end() if closed else at
+        end = text.find("</parameter>", parameter.end())
+        if end < 0:
+            return False, len(text)
+        at = end + len("</parameter>")
+    return False, at
 
 
 def _xml_call(raw: str, tools: Tools) -> ToolCall | Malformed:

@@ -43,7 +43,7 @@ def hide(
     places, bits = [], []
     for row, answers in enumerate(held):
         for first, end, grammar in answers:
-            matcher = grammars.matcher(grammar)
+            matcher = grammars.recorded(grammar)
             for t in range(first, end):
                 # The output before a token predicts it.
                 place = (0, columns[starts[row] + t - 1]) if packed else (row, t - 1)

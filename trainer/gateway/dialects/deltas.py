@@ -53,7 +53,11 @@ class MessageDeltas:
             return
         self._parsed[k] = n
         parsed = self._rendering.parse(
-            choice.ids, self._request.tools, forced_ids=choice.forced, prompt_ids=choice.prompt
+            choice.ids,
+            self._request.tools,
+            forced_ids=choice.forced,
+            prompt_ids=choice.prompt,
+            grammar=choice.grammar,
         )
         if parsed.tool_calls or parsed.malformed:
             return

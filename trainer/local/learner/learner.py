@@ -106,7 +106,7 @@ class Learner:
         )
         self._max_tokens = config.max_tokens_per_microbatch or (16384 if device.type == "cuda" else 4096)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self._grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary)
+        self.grammars = None if tokenizer is None else Grammars(tokenizer, self._vocabulary)
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._trained:
             raise ConfigError("every weight of the model is frozen", hint="load it whole, or with a LoraSpec")
@@ -428,7 +428,7 @@ class Learner:
                 model.mask_dtype,
                 trees=trees,
                 kept=kept,
-                grammars=self._grammars,
+                grammars=self.grammars,
                 window=self._window,
             )
 
