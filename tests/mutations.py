@@ -60,6 +60,11 @@ def bodies(name: str) -> tuple[str, ...]:
     return (f"tests/integration/test_attacks_bodies.py::test_{name}",)
 
 
+def provider(name: str) -> tuple[str, ...]:
+    """The id of a test of what a sandboxed agent asks of a provider."""
+    return (f"tests/integration/test_attacks_provider.py::test_{name}",)
+
+
 def saved(*names: str) -> tuple[str, ...]:
     """Ids of tests of what is left of a policy."""
     return tuple(f"tests/integration/test_saved_policies.py::test_{name}" for name in names)
@@ -2218,9 +2223,61 @@ MUTATIONS = (
     Mutation(
         "a sandboxed agent sends another's key along",
         "guests/harnesses/agl_harnesses/front.py",
-        "[*_without(headers, KEY_HEADERS), key]",
-        "[*headers, key]",
+        "                headers, left_out = permitted_headers(headers, self._allow)\n",
+        "                left_out = []\n",
         bodies("a_sandboxed_agent_calls_models_and_nothing_else_with_the_users_key"),
+    ),
+    Mutation(
+        "a file beside the tests' own reward is paid",
+        "guests/environments/agl_environments/harbor_tasks.py",
+        "    return min(scores, default=None), said(report)",
+        "    return (scores[0] if scores else None), said(report)",
+        (
+            "tests/integration/test_attacks_rewards.py::test_another_file_beside_the_tests_own_reward_is_not_paid",
+            "tests/integration/test_attacks_rewards.py::test_of_two_files_of_the_tests_the_lower_reward_counts",
+        ),
+    ),
+    Mutation(
+        "a sandboxed agent chooses the account",
+        "trainer/runners/model_requests.py",
+        "        elif name in HEADERS or name.startswith(",
+        '        elif not name.startswith("x-goog-api-key") or name.startswith(',
+        provider("no_header_chooses_another_account"),
+    ),
+    Mutation(
+        "any beta passes",
+        "trainer/runners/model_requests.py",
+        "if _BETA.fullmatch(beta) or",
+        "if beta or",
+        provider("betas_that_run_things_are_left_out"),
+    ),
+    Mutation(
+        "any query passes",
+        "trainer/runners/model_requests.py",
+        "        if known and _QUERY_VALUE.fullmatch(value):",
+        "        if True:",
+        provider("a_query_has_what_calls_of_models_have"),
+    ),
+    Mutation(
+        "a provider runs tools for a sandboxed agent",
+        "trainer/runners/model_requests.py",
+        "        elif kind not in _OPENAI_TOOLS:",
+        "        elif False:",
+        provider("a_provider_does_nothing_for_a_sandboxed_agent_but_answer"),
+    ),
+    Mutation(
+        "a body is looked at and another is sent",
+        "guests/harnesses/agl_harnesses/front.py",
+        "        return dumps(value), name",
+        "        return content, name",
+        provider("what_was_looked_at_is_what_is_sent"),
+    ),
+    Mutation(
+        "a policy gets a provider's key",
+        "guests/harnesses/agl_harnesses/front.py",
+        "            if self.is_policy(name):\n",
+        "            if False:\n",
+        provider("a_policy_gets_what_the_agent_sends_and_no_key_of_a_provider"),
     ),
     Mutation(
         "a path leads out of a provider's URL",

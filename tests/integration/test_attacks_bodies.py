@@ -154,9 +154,9 @@ async def sandboxed() -> AsyncIterator[tuple[str, Onward, At]]:
     """The address of an untrained agent's sandbox: its URL, what is behind it, and the provider behind that."""
     async with provider() as at:
         keys = {
-            "openai": ("authorization", f"Bearer {KEY}"),
-            "anthropic": ("x-api-key", KEY),
-            "google": ("x-goog-api-key", KEY),
+            "openai": [("authorization", f"Bearer {KEY}")],
+            "anthropic": [("x-api-key", KEY)],
+            "google": [("x-goog-api-key", KEY)],
         }
         one = Onward(Mini(), keys)
         one.prefixes = {

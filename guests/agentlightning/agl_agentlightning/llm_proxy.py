@@ -33,8 +33,9 @@ from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
 from agl.trainer.runners.command_recorder import describe
-from agl.trainer.runners.provider_calls import OVERRIDES, RefusedCalls, is_permitted
-from agl.trainer.runners.recording_proxy import KEY_HEADERS, RecordingProxy, forwarded_headers
+from agl.trainer.runners.model_requests import NotPermitted, permitted_headers, permitted_query
+from agl.trainer.runners.provider_calls import RefusedCalls, is_permitted
+from agl.trainer.runners.recording_proxy import RecordingProxy, forwarded_headers
 from agl_agentlightning import types as T
 from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.missing import refuse
@@ -278,6 +279,11 @@ class _Forwarder(RecordingProxy):
         # The keys are the proxy's: whoever may call the models has none of them.
         if not is_permitted(provider, request.method, path):
             raise self._owner.refused.refuse(request.method, path)
+        try:
+            permitted_query(provider, request.url.query)
+        except NotPermitted as refused:
+            self._owner.refused.note(refused.names)
+            raise
 
     def _route(
         self, provider: str, request: Request, content: bytes, value: Any
@@ -288,8 +294,8 @@ class _Forwarder(RecordingProxy):
         body = orjson.dumps({**data, "model": model, **({"return_token_ids": True} if is_vllm else {})})
         if provider == "anthropic":
             base = base.removesuffix("/v1")
-        dropped = {*KEY_HEADERS, *OVERRIDES}
-        headers = [h for h in forwarded_headers(request) if h[0].lower().decode("latin-1") not in dropped]
+        # One that is not known may choose another of the key's accounts.
+        headers, _ = permitted_headers(forwarded_headers(request))
         key = str(entry["litellm_params"].get("api_key") or "none").encode()
         headers.append((b"x-api-key", key) if provider == "anthropic" else (b"authorization", b"Bearer " + key))
         return base, headers, body
