@@ -2228,6 +2228,27 @@ MUTATIONS = (
         bodies("a_sandboxed_agent_calls_models_and_nothing_else_with_the_users_key"),
     ),
     Mutation(
+        "0.3's proxy keeps every attempt that a URL names",
+        "guests/agentlightning/agl_agentlightning/llm_proxy.py",
+        "        while len(self._attempts) > _MOST_ATTEMPTS:",
+        "        while False:",
+        ("tests/integration/test_attacks_bodies.py::test_no_server_keeps_what_a_client_makes_up[llm_proxy]",),
+    ),
+    Mutation(
+        "an id that is remembered has no limit",
+        "trainer/wire/methods.py",
+        "len(value) > _ID_CHARACTERS:",
+        "len(value) > 10**9:",
+        bodies("an_id_that_a_server_remembers_is_short"),
+    ),
+    Mutation(
+        "tool calls without a result are remembered for ever",
+        "core/tracing/inferred.py",
+        "        while len(self._issued) > MOST_OPEN_TOOL_CALLS:",
+        "        while False:",
+        unit("inferred", "test_tool_calls_without_a_result_are_forgotten"),
+    ),
+    Mutation(
         "a file beside the tests' own reward is paid",
         "guests/environments/agl_environments/harbor_tasks.py",
         "    return min(scores, default=None), said(report)",
