@@ -2249,6 +2249,27 @@ MUTATIONS = (
         unit("inferred", "test_tool_calls_without_a_result_are_forgotten"),
     ),
     Mutation(
+        "short texts are encoded on the event loop",
+        "trainer/gateway/completions.py",
+        "turns, most=most, large=True)",
+        "turns, most=most)",
+        bodies("texts_are_encoded_in_their_applications_turn"),
+    ),
+    Mutation(
+        "an echo is decoded outside its application's turn",
+        "trainer/gateway/completions.py",
+        "        text = await in_turn(rendering.decode, prompt) + text",
+        "        text = rendering.decode(prompt) + text",
+        bodies("texts_are_encoded_in_their_applications_turn"),
+    ),
+    Mutation(
+        "requests for tokens have no limit",
+        "trainer/gateway/completions.py",
+        "    gateway.admit_one(application)\n    try:\n        yield",
+        "    gateway._open[application] += 1\n    try:\n        yield",
+        bodies("requests_for_tokens_count_as_an_applications_requests"),
+    ),
+    Mutation(
         "a file beside the tests' own reward is paid",
         "guests/environments/agl_environments/harbor_tasks.py",
         "    return min(scores, default=None), said(report)",

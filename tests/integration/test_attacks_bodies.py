@@ -27,7 +27,7 @@ import orjson
 import pytest
 from applications import SHOP
 from applications import served as served_applications
-from scripted import in_loop, serving
+from scripted import ScriptedEngine, in_loop, quick_tokenizer, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount, Route
@@ -49,6 +49,7 @@ from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.protobuf import check_protobuf, message_fields
 from agl.trainer.http.server import HttpServer
 from agl.trainer.http.turns import LARGE_BYTES, TurnsByLease
+from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.runners import recording_proxy
 from agl.trainer.runners.recording_proxy import RecordingProxy
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
@@ -570,6 +571,73 @@ async def test_each_application_has_turns_of_its_own() -> None:
         assert one is not other
         assert one.turns is other.turns
         assert one.turns is not desk.turns
+
+
+LONG = "What is 12 + 34? " * 8_000
+TEXTS: dict[str, Any] = {
+    "/tokenize": {"prompt": LONG[:25_000], "return_token_strs": True},
+    "/tokenize of a conversation": {"messages": [{"role": "user", "content": LONG}]},
+    "/detokenize": {"tokens": [5] * 40_000},
+    "/v1/completions": {"prompt": [LONG] * 3, "max_tokens": 1},
+    "/v1/completions with an echo": {"prompt": [5] * 30_000, "max_tokens": 1, "echo": True},
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_texts_are_encoded_in_their_applications_turn(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They went to threads that all senders share, as many at a time as came, and some of it to the event loop."""
+    threads = set[str]()
+
+    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            threads.add(threading.current_thread().name)
+            return function(*args, **options)
+
+        return call
+
+    for name in ("encode", "decode", "prompt"):
+        monkeypatch.setattr(Rendering, name, watched(getattr(Rendering, name)))
+    ended: list[str] = []
+
+    async def main() -> None:
+        engine = ScriptedEngine(quick_tokenizer(), lambda _: "x", max_context=100_000)
+        async with (
+            served_applications(engine, routes=completions.routes) as at,
+            httpx.AsyncClient(trust_env=False, base_url=at.url, timeout=120) as http,
+        ):
+            threads.clear()
+
+            async def send(name: str, path: str, body: Any, key: str) -> None:
+                answered = await http.post(path, json={"model": "policy", **body}, headers=bearer(key))
+                assert answered.status_code == 200, answered.text
+                ended.append(name)
+
+            path = kind.partition(" ")[0]
+            greedy = [asyncio.ensure_future(send(f"greedy {n}", path, TEXTS[kind], SHOP)) for n in range(12)]
+            while not ended:
+                await asyncio.sleep(0.01)
+            await send("honest", "/tokenize", {"prompt": "Hello"}, "desk-key-0123456789")
+            await asyncio.gather(*greedy)
+
+    asyncio.run(main())
+    assert {name.rpartition("_")[0] for name in threads} == {"agl-requests"}
+    assert ended.index("honest") <= 4, ended
+
+
+@in_loop
+async def test_requests_for_tokens_count_as_an_applications_requests() -> None:
+    async with served_applications(["x"], routes=completions.routes, most_requests=1) as at:
+        at.gateway.admit_one("shop")
+        async with httpx.AsyncClient(trust_env=False, base_url=at.url, headers=bearer(SHOP)) as http:
+            for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})):
+                assert (await http.post(path, json=body)).status_code == 429
+                at.gateway.ended("shop")
+                assert (await http.post(path, json=body)).status_code == 200
+                assert (await http.post(path, json={"tokens": "no"})).status_code == 400
+                at.gateway.admit_one("shop")
+            many = {"messages": [{"role": "user", "content": "x"}] * 10_001}
+            at.gateway.ended("shop")
+            assert (await http.post("/tokenize", json=many)).status_code == 413
 
 
 # -- what is packed, and what is no JSON ------------------------------------------------------------------------------
