@@ -1069,8 +1069,8 @@ MUTATIONS = (
     Mutation(
         "conversations are made tokens without being checked",
         "trainer/gateway/completions.py",
-        '            chat = read_chat(conversation, gateway.find_attempt("", 1, request.headers)).chat\n',
-        "            chat = ChatRequest(body.messages, body.tools, None, Sampling(max_tokens=1))\n",
+        "read_chat(conversation, access).chat)",
+        "ChatRequest(body.messages, body.tools, None, Sampling(max_tokens=1)))",
         unit("text_completions", "test_tokens_of_texts_and_conversations_and_back"),
     ),
     Mutation(
@@ -2268,6 +2268,33 @@ MUTATIONS = (
         "    gateway.admit_one(application)\n    try:\n        yield",
         "    gateway._open[application] += 1\n    try:\n        yield",
         bodies("requests_for_tokens_count_as_an_applications_requests"),
+    ),
+    Mutation(
+        "a socket has its whole path",
+        "trainer/http/unix_sockets.py",
+        "if short else str(path))",
+        "if False else str(path))",
+        unit("unix_sockets", "test_a_path_may_have_any_length"),
+    ),
+    Mutation(
+        "memory that cannot be counted is none",
+        "trainer/graders/programs/inside/supervisor.py",
+        "        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):",
+        "        if False:",
+        (
+            "tests/integration/test_attacks_sandbox.py::"
+            "test_memory_is_limited_where_the_supervisor_has_no_descriptors_left",
+        ),
+    ),
+    Mutation(
+        "the supervisor keeps no descriptors",
+        "trainer/graders/programs/inside/supervisor.py",
+        "        while len(_spare) < 2:",
+        "        while False:",
+        (
+            "tests/integration/test_attacks_sandbox.py::"
+            "test_memory_is_limited_where_the_supervisor_has_no_descriptors_left[none but its own]",
+        ),
     ),
     Mutation(
         "a file beside the tests' own reward is paid",

@@ -23,6 +23,7 @@ from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits, Refused, check_json
 from agl.trainer.http.server import HttpServer
 from agl.trainer.http.turns import Turns
+from agl.trainer.http.unix_sockets import listening_at
 from agl.trainer.runners.model_requests import (
     STORED,
     NotPermitted,
@@ -251,7 +252,4 @@ class UnixServer(HttpServer):
     path = ""
 
     def _bind(self) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(self.path)
-        Path(self.path).chmod(0o666)
-        return listening
+        return listening_at(Path(self.path))
