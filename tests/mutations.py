@@ -60,6 +60,11 @@ def bodies(name: str) -> tuple[str, ...]:
     return (f"tests/integration/test_attacks_bodies.py::test_{name}",)
 
 
+def provider(name: str) -> tuple[str, ...]:
+    """The id of a test of what a sandboxed agent asks of a provider."""
+    return (f"tests/integration/test_attacks_provider.py::test_{name}",)
+
+
 def saved(*names: str) -> tuple[str, ...]:
     """Ids of tests of what is left of a policy."""
     return tuple(f"tests/integration/test_saved_policies.py::test_{name}" for name in names)
@@ -1064,8 +1069,8 @@ MUTATIONS = (
     Mutation(
         "conversations are made tokens without being checked",
         "trainer/gateway/completions.py",
-        '            chat = read_chat(conversation, gateway.find_attempt("", 1, request.headers)).chat\n',
-        "            chat = ChatRequest(body.messages, body.tools, None, Sampling(max_tokens=1))\n",
+        "read_chat(conversation, access).chat)",
+        "ChatRequest(body.messages, body.tools, None, Sampling(max_tokens=1)))",
         unit("text_completions", "test_tokens_of_texts_and_conversations_and_back"),
     ),
     Mutation(
@@ -2218,9 +2223,130 @@ MUTATIONS = (
     Mutation(
         "a sandboxed agent sends another's key along",
         "guests/harnesses/agl_harnesses/front.py",
-        "[*_without(headers, KEY_HEADERS), key]",
-        "[*headers, key]",
+        "                headers, left_out = permitted_headers(headers, self._allow)\n",
+        "                left_out = []\n",
         bodies("a_sandboxed_agent_calls_models_and_nothing_else_with_the_users_key"),
+    ),
+    Mutation(
+        "0.3's proxy keeps every attempt that a URL names",
+        "guests/agentlightning/agl_agentlightning/llm_proxy.py",
+        "        while len(self._attempts) > _MOST_ATTEMPTS:",
+        "        while False:",
+        ("tests/integration/test_attacks_bodies.py::test_no_server_keeps_what_a_client_makes_up[llm_proxy]",),
+    ),
+    Mutation(
+        "an id that is remembered has no limit",
+        "trainer/wire/methods.py",
+        "len(value) > _ID_CHARACTERS:",
+        "len(value) > 10**9:",
+        bodies("an_id_that_a_server_remembers_is_short"),
+    ),
+    Mutation(
+        "tool calls without a result are remembered for ever",
+        "core/tracing/inferred.py",
+        "        while len(self._issued) > MOST_OPEN_TOOL_CALLS:",
+        "        while False:",
+        unit("inferred", "test_tool_calls_without_a_result_are_forgotten"),
+    ),
+    Mutation(
+        "short texts are encoded on the event loop",
+        "trainer/gateway/completions.py",
+        "turns, most=most, large=True)",
+        "turns, most=most)",
+        bodies("texts_are_encoded_in_their_applications_turn"),
+    ),
+    Mutation(
+        "an echo is decoded outside its application's turn",
+        "trainer/gateway/completions.py",
+        "        text = await in_turn(rendering.decode, prompt) + text",
+        "        text = rendering.decode(prompt) + text",
+        bodies("texts_are_encoded_in_their_applications_turn"),
+    ),
+    Mutation(
+        "requests for tokens have no limit",
+        "trainer/gateway/completions.py",
+        "    gateway.admit_one(application)\n    try:\n        yield",
+        "    gateway._open[application] += 1\n    try:\n        yield",
+        bodies("requests_for_tokens_count_as_an_applications_requests"),
+    ),
+    Mutation(
+        "a socket has its whole path",
+        "trainer/http/unix_sockets.py",
+        "if short else str(path))",
+        "if False else str(path))",
+        unit("unix_sockets", "test_a_path_may_have_any_length"),
+    ),
+    Mutation(
+        "memory that cannot be counted is none",
+        "trainer/graders/programs/inside/supervisor.py",
+        "        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):",
+        "        if False:",
+        (
+            "tests/integration/test_attacks_sandbox.py::"
+            "test_memory_is_limited_where_the_supervisor_has_no_descriptors_left",
+        ),
+    ),
+    Mutation(
+        "the supervisor keeps no descriptors",
+        "trainer/graders/programs/inside/supervisor.py",
+        "        while len(_spare) < 2:",
+        "        while False:",
+        (
+            "tests/integration/test_attacks_sandbox.py::"
+            "test_memory_is_limited_where_the_supervisor_has_no_descriptors_left[none but its own]",
+        ),
+    ),
+    Mutation(
+        "a file beside the tests' own reward is paid",
+        "guests/environments/agl_environments/harbor_tasks.py",
+        "    return min(scores, default=None), said(report)",
+        "    return (scores[0] if scores else None), said(report)",
+        (
+            "tests/integration/test_attacks_rewards.py::test_another_file_beside_the_tests_own_reward_is_not_paid",
+            "tests/integration/test_attacks_rewards.py::test_of_two_files_of_the_tests_the_lower_reward_counts",
+        ),
+    ),
+    Mutation(
+        "a sandboxed agent chooses the account",
+        "trainer/runners/model_requests.py",
+        "        elif name in HEADERS or name.startswith(",
+        '        elif not name.startswith("x-goog-api-key") or name.startswith(',
+        provider("no_header_chooses_another_account"),
+    ),
+    Mutation(
+        "any beta passes",
+        "trainer/runners/model_requests.py",
+        "if _BETA.fullmatch(beta) or",
+        "if beta or",
+        provider("betas_that_run_things_are_left_out"),
+    ),
+    Mutation(
+        "any query passes",
+        "trainer/runners/model_requests.py",
+        "        if known and _QUERY_VALUE.fullmatch(value):",
+        "        if True:",
+        provider("a_query_has_what_calls_of_models_have"),
+    ),
+    Mutation(
+        "a provider runs tools for a sandboxed agent",
+        "trainer/runners/model_requests.py",
+        "        elif kind not in _OPENAI_TOOLS:",
+        "        elif False:",
+        provider("a_provider_does_nothing_for_a_sandboxed_agent_but_answer"),
+    ),
+    Mutation(
+        "a body is looked at and another is sent",
+        "guests/harnesses/agl_harnesses/front.py",
+        "        return dumps(value), name",
+        "        return content, name",
+        provider("what_was_looked_at_is_what_is_sent"),
+    ),
+    Mutation(
+        "a policy gets a provider's key",
+        "guests/harnesses/agl_harnesses/front.py",
+        "            if self.is_policy(name):\n",
+        "            if False:\n",
+        provider("a_policy_gets_what_the_agent_sends_and_no_key_of_a_provider"),
     ),
     Mutation(
         "a path leads out of a provider's URL",

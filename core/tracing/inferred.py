@@ -21,6 +21,9 @@ from agl.messages import Message, ToolCall, ToolResult, read, write
 from agl.messages.tool_output import tool_output
 from agl.tracing.provider_formats import request_messages
 
+MOST_OPEN_TOOL_CALLS = 10_000
+"""Tool calls of an attempt without a result that are remembered: the latest ones."""
+
 
 @dataclass(eq=False)
 class SpanInference:
@@ -60,6 +63,9 @@ class SpanInference:
         """Remember the tool calls of a response."""
         for call in calls:
             self._issued[call.id] = call, chat
+        # Most of them are answered by the next request; those that never are must not fill the memory.
+        while len(self._issued) > MOST_OPEN_TOOL_CALLS:
+            del self._issued[next(iter(self._issued))]
 
     def tools(self, results: Mapping[str, ToolResult], before: float, sequence: int | None = None) -> list[Span]:
         """The spans of tools with results that appear first in a request at `before`.

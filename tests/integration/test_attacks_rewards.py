@@ -111,6 +111,44 @@ def test_a_link_to_what_only_the_tests_have_does_not_come_to_them(name: str, rew
     assert rewarded(EXPECTED[name]) == 0.0
 
 
+REWARDING = """cat > run.sh <<'END'
+echo '{report}' > /logs/verifier/reward.json
+touch -d 2100-01-01 /logs/verifier/reward.json
+END
+chmod +x run.sh"""
+
+
+@pytest.mark.parametrize("report", ['{"reward": 1}', '{"reward": 1e6}', "1"])
+def test_another_file_beside_the_tests_own_reward_is_not_paid(report: str, tmp_path: Path) -> None:
+    """Tests that run the policy's program and then write reward.txt: of both files, the program's JSON counted."""
+    folder = small_harbor.task(tmp_path, 1, 2, ending="[ -x /app/run.sh ] && /app/run.sh")
+    environment = agl.environments.load(f"harbor:{folder}", command_seconds=10.0)
+    assert environment.reward(environment.tasks[0], calls(REWARDING.format(report=report))) == 0.0
+    assert environment.reward(environment.tasks[0], calls("printf 3 > sum.txt")) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("report", "text", "reward"),
+    [
+        ('{"reward": 0.5}', "0.5", 0.5),
+        ('{"passed": 3, "failed": 1}', "0.75", 0.75),
+        ('{"reward": 0.25}', "", 0.25),
+        ("", "0.5", 0.5),
+        ('{"reward": 0.25}', "1", 0.25),
+    ],
+)
+def test_of_two_files_of_the_tests_the_lower_reward_counts(
+    report: str, text: str, reward: float, tmp_path: Path
+) -> None:
+    """JSON without a reward is a report beside the reward's own file, as in Harbor."""
+    files = (
+        f"printf '%s' '{report}' > /logs/verifier/reward.json; printf '%s' '{text}' > /logs/verifier/reward.txt; exit"
+    )
+    folder = small_harbor.task(tmp_path, 1, 2, ending=files)
+    environment = agl.environments.load(f"harbor:{folder}", command_seconds=10.0)
+    assert environment.reward(environment.tasks[0], calls("true")) == reward
+
+
 FRAMES = """python3 -c '
 import json, struct, sys
 report = json.dumps({"output": "1", "status": 0, "ran": True, "packed": True, "texts": ["1", "1"]}).encode()

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -308,6 +309,53 @@ def test_any_user_can_have_a_sandbox_where_user_namespaces_are_allowed() -> None
     assert done.returncode == 0, done.stderr
     denied = "PermissionError: [Errno 13] Permission denied: '/proc/1/fd'"
     assert done.stdout.splitlines() == ["passed", "Exception: 8", denied]
+
+
+HOARDER = """
+import os, time
+def f():
+    for number in range(6):
+        if os.fork() == 0:
+            try:
+                while True: os.dup(0)
+            except OSError: pass
+            time.sleep(2)
+            kept = bytearray(150 << 20)
+            for i in range(0, len(kept), 4096): kept[i] = 1
+            time.sleep(99)
+    time.sleep(99)
+"""
+"""Six processes with all descriptors that they can have, and with 900 MiB, of which each may have 512."""
+
+
+def supervisor_of_many() -> int | None:
+    """The process that watches a program with six children."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if len(process.children()) == 6:
+                return process.ppid()
+    return None
+
+
+def test_memory_is_limited_where_a_program_takes_all_its_descriptors() -> None:
+    grader = PythonTests(timeout=30, memory_mb=512)
+    assert grader.outcomes({"tests": "assert f()"}, HOARDER) == ["used too much memory"]
+
+
+@pytest.mark.parametrize("left", ["none but its own", "none"])
+def test_memory_is_limited_where_the_supervisor_has_no_descriptors_left(left: str) -> None:
+    """One that could open no file counted no memory at all. Without walls this user may take them from it."""
+    grader = PythonTests(timeout=30, memory_mb=512, isolation="none")
+    with ThreadPoolExecutor(1) as threads:
+        outcome = threads.submit(grader.outcomes, {"tests": "assert f()"}, HOARDER)
+        while (supervisor := supervisor_of_many()) is None:
+            assert not outcome.done(), outcome.result()
+            time.sleep(0.02)
+        used = max(map(int, os.listdir(f"/proc/{supervisor}/fd"))) + 1
+        _, most = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (3 if left == "none" else used, most))
+        unmeasured = "used memory that could not be measured"
+        assert outcome.result() == [unmeasured if left == "none" else "used too much memory"]
 
 
 # -- where there is none ----------------------------------------------------------------------------------------------

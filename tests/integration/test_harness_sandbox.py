@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -104,6 +105,17 @@ def shell(seen: Seen, **settings: Any) -> agl.Agent:
     return agl.harness(
         Shell, task=str, files=lambda _: {"ask.py": CALL, "kept/a.txt": "a\n"}, grade=seen.grade, **settings
     )
+
+
+def test_a_temporary_folder_may_have_a_long_path(
+    run: Run, seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("a" * 100) / ("b" * 100)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert run("echo done > kept/a.txt")["said"] == "call answered\n"
+    assert seen["echo done > kept/a.txt"]["kept/a.txt"] == "done\n"
+    assert list(folder.iterdir()) == []
 
 
 def test_the_copy_is_what_is_left_of_what_it_writes(run: Run, seen: Seen, provider: Provider, tmp_path: Path) -> None:

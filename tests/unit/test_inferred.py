@@ -9,7 +9,8 @@ import pytest
 
 from agl import semconv
 from agl.mdp.spans import Span
-from agl.tracing.inferred import completed
+from agl.messages import ToolCall, ToolResult
+from agl.tracing.inferred import MOST_OPEN_TOOL_CALLS, SpanInference, completed
 
 ASKED = {"role": "user", "parts": [{"type": "text", "content": "refund order 17"}]}
 CALL = {"type": "tool_call", "id": "call_1", "name": "transfer_to_billing", "arguments": {}}
@@ -39,3 +40,15 @@ def test_a_tool_call_with_a_span_of_its_run_or_its_handoff_gets_no_other(operati
         spans.append(span("own", operation, 3.0, **{semconv.TOOL_CALL_ID: "call_1"}))
     inferred = [s for s in completed(spans) if s.attributes.get(semconv.INFERRED)]
     assert [s.attributes[semconv.TOOL_NAME] for s in inferred] == ["transfer_to_billing"] * (operation is None)
+
+
+def test_tool_calls_without_a_result_are_forgotten() -> None:
+    """A proxy sees the answers of a provider that is not trusted: it may ask for tools without end."""
+    inference = SpanInference("ro", 1, "t" * 32, None)
+    asking = chat("c1", 1.0, [ASKED], [CALL])
+    for number in range(MOST_OPEN_TOOL_CALLS + 1):
+        inference.asks(asking, [ToolCall(str(number), "look", "{}")])
+    forgotten, known, latest = "0", "1", str(MOST_OPEN_TOOL_CALLS)
+    results = {call_id: ToolResult(call_id, "seen") for call_id in (forgotten, known, latest)}
+    spans = inference.tools(results, 2.0)
+    assert [span.attributes[semconv.TOOL_CALL_ID] for span in spans] == [known, latest]

@@ -7,12 +7,13 @@ and is not rendered. Calls are not recorded: agents are trained on conversations
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -24,6 +25,7 @@ from agl.errors import ConfigError
 from agl.mdp.types import IntArray, int_array
 from agl.trainer.engines.base import Completion, OnTokens, Request, Sampling
 from agl.trainer.gateway import http
+from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.application import ApplicationGateway
 from agl.trainer.gateway.calls import ChatRequest, ServedPolicy
 from agl.trainer.gateway.dialects.chat.body import read as read_chat
@@ -40,9 +42,12 @@ from agl.trainer.gateway.errors import PromptTooLongError, RequestError, refusal
 from agl.trainer.gateway.metrics import Measured
 from agl.trainer.gateway.text_logprobs import TextLogprobs
 from agl.trainer.http.bodies import body_in_turn
-from agl.trainer.http.limits import Refused
+from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.responses import answer, unless_gone
+from agl.trainer.http.turns import Turns
 from agl.trainer.rendering.token_text import CONTEXT
+
+T = TypeVar("T")
 
 MOST_ANSWERS = 128
 """Prompts times `n` of one request."""
@@ -118,23 +123,15 @@ def routes(gateway: ApplicationGateway) -> list[Route]:
     """The routes of text and tokens."""
 
     async def tokenize(request: HttpRequest) -> Response:
-        body, served = await _read(gateway, request, TokenizeBody)
-        if (body.prompt is None) == (body.messages is None):
-            raise RequestError(400, "send prompt or messages", code="invalid_value", param="prompt")
-        if body.messages is not None:
-            conversation = {"messages": body.messages, "tools": body.tools}
-            chat = read_chat(conversation, gateway.find_attempt("", 1, request.headers)).chat
-            prompt = await asyncio.to_thread(_rendered, served, chat)
-        else:
-            prompt = await asyncio.to_thread(served.rendering.encode, body.prompt, special=body.add_special_tokens)
-        strings = {"token_strs": [served.rendering.decode([i]) for i in prompt]} if body.return_token_strs else {}
-        size = served.engine.max_context
-        return answer({"count": len(prompt), "max_model_len": size, "tokens": prompt, **strings})
+        access, limits = gateway.find_attempt("", 1, request.headers), request.app.state.limits
+        with _admitted(gateway, request):
+            return await _read(
+                gateway, request, TokenizeBody, lambda body, served: answer(_tokenized(body, served, access, limits))
+            )
 
     async def detokenize(request: HttpRequest) -> Response:
-        body, served = await _read(gateway, request, DetokenizeBody)
-        ids = _ids(served, body.tokens, "tokens")
-        return answer({"prompt": await asyncio.to_thread(served.rendering.decode, ids)})
+        with _admitted(gateway, request):
+            return await _read(gateway, request, DetokenizeBody, lambda body, served: answer(_text(body, served)))
 
     async def completions(request: HttpRequest) -> Response:
         application = gateway.application_of(request.headers)
@@ -142,16 +139,15 @@ def routes(gateway: ApplicationGateway) -> list[Route]:
         streams = False
         try:
             try:
-                body, served = await _read(gateway, request, CompletionsBody)
-                work = await asyncio.to_thread(_work, body, served)
+                work = await _read(gateway, request, CompletionsBody, _work)
             except RequestError as error:
                 gateway.metrics.refused(application, error.status)
                 raise
-            measured = gateway.metrics.started(application, served.name)
-            if body.stream:
+            measured = gateway.metrics.started(application, work.served.name)
+            if work.body.stream:
                 streams = True
                 return _stream(work, measured, functools.partial(gateway.ended, application))
-            return await unless_gone(request, _answer(work, measured))
+            return await unless_gone(request, _answer(work, measured, gateway.turns.of(application)))
         finally:
             if not streams:
                 gateway.ended(application)
@@ -160,15 +156,56 @@ def routes(gateway: ApplicationGateway) -> list[Route]:
     return [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
 
 
-async def _read(gateway: ApplicationGateway, request: HttpRequest, kind: type[Any]) -> tuple[Any, ServedPolicy]:
-    """The body of a request, and the policy that it names."""
-    turns = gateway.turns.of(gateway.application_of(request.headers))
+@contextlib.contextmanager
+def _admitted(gateway: ApplicationGateway, request: HttpRequest) -> Iterator[None]:
+    """While a request is one of those that its application has open."""
+    application = gateway.application_of(request.headers)
+    gateway.admit_one(application)
     try:
-        async with body_in_turn(request, turns, most=request.app.state.limits.request_bytes) as received:
-            body = await received.json(then=lambda data: validated(kind, data, _UNSUPPORTED[kind]))
+        yield
+    finally:
+        gateway.ended(application)
+
+
+async def _read(
+    gateway: ApplicationGateway,
+    request: HttpRequest,
+    kind: type[Any],
+    then: Callable[[Any, ServedPolicy], T],
+) -> T:
+    """What `then` makes of a request's body and the policy that it names: on a thread, in its application's turn.
+
+    A short text takes as long as a long conversation where it is encoded a hundred times.
+    """
+
+    def made(data: Any) -> T:
+        body = validated(kind, data, _UNSUPPORTED[kind])
+        return then(body, gateway.served(gateway.policy_named(body.model, None)))
+
+    turns = gateway.turns.of(gateway.application_of(request.headers))
+    most = request.app.state.limits.request_bytes
+    try:
+        async with body_in_turn(request, turns, most=most, large=True) as received:
+            return await received.json(then=made)
     except Refused as refused:
         raise RequestError(refused.status, refused.message, code=refused.code) from None
-    return body, gateway.served(gateway.policy_named(body.model, None))
+
+
+def _tokenized(body: TokenizeBody, served: ServedPolicy, access: Access, limits: Limits) -> dict[str, Any]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError(400, "send prompt or messages", code="invalid_value", param="prompt")
+    if body.messages is None:
+        prompt = served.rendering.encode(str(body.prompt), special=body.add_special_tokens)
+    else:
+        conversation = {"messages": body.messages, "tools": body.tools}
+        http.check_counts(conversation, limits)
+        prompt = _rendered(served, read_chat(conversation, access).chat)
+    strings = {"token_strs": [served.rendering.decode([i]) for i in prompt]} if body.return_token_strs else {}
+    return {"count": len(prompt), "max_model_len": served.engine.max_context, "tokens": prompt, **strings}
+
+
+def _text(body: DetokenizeBody, served: ServedPolicy) -> dict[str, Any]:
+    return {"prompt": served.rendering.decode(_ids(served, body.tokens, "tokens"))}
 
 
 def _rendered(served: ServedPolicy, chat: ChatRequest) -> list[int]:
@@ -297,11 +334,12 @@ def _work(body: CompletionsBody, served: ServedPolicy) -> _Work:
     return _Work(body, served, prompts, sampling if most else None)
 
 
-async def _answer(work: _Work, measured: Measured) -> Response:
+async def _answer(work: _Work, measured: Measured, turns: Turns) -> Response:
     tasks = [asyncio.ensure_future(work.sample(*each)) for each in work.answers]
     try:
         completions = await asyncio.gather(*tasks)
-        choices = [await _choice(work, n, p, c) for (n, p), c in zip(work.answers, completions, strict=True)]
+        pairs = zip(work.answers, completions, strict=True)
+        choices = [await _choice(work, turns, number, prompt, done) for (number, prompt), done in pairs]
     except BaseException as error:
         for task in tasks:
             task.cancel()
@@ -323,13 +361,18 @@ def _count(work: _Work, completions: Sequence[Completion], measured: Measured) -
     return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
 
 
-async def _choice(work: _Work, number: int, prompt: IntArray, completion: Completion) -> dict[str, Any]:
+async def _choice(work: _Work, turns: Turns, number: int, prompt: IntArray, completion: Completion) -> dict[str, Any]:
     body, rendering = work.body, work.served.rendering
-    whole = await asyncio.to_thread(work.whole_text, prompt, completion.token_ids.tolist())
+
+    async def in_turn(function: Callable[..., T], *arguments: Any) -> T:
+        async with turns as turn:
+            return await turn.run(function, *arguments)
+
+    whole = await in_turn(work.whole_text, prompt, completion.token_ids.tolist())
     text = work.cut(whole)
     stopped = len(text) < len(whole)
     if body.echo:
-        text = await asyncio.to_thread(rendering.decode, prompt) + text
+        text = await in_turn(rendering.decode, prompt) + text
     logprobs = None
     if body.logprobs is not None:
         entries = TextLogprobs(rendering)
@@ -338,9 +381,9 @@ async def _choice(work: _Work, number: int, prompt: IntArray, completion: Comple
             if prompt.size > 1:
                 values, top_ids, tops = await work.served.engine.scored(prompt, body.logprobs)  # type: ignore[attr-defined]
                 pairs = [list(zip(i, v, strict=True)) for i, v in zip(top_ids.tolist(), tops.tolist(), strict=True)]
-                await asyncio.to_thread(entries.add, prompt[:1], prompt[1:], values, pairs)
+                await in_turn(entries.add, prompt[:1], prompt[1:], values, pairs)
         sampled = completion.token_ids, completion.logprobs, completion.top_logprobs
-        await asyncio.to_thread(entries.add, prompt, *sampled)
+        await in_turn(entries.add, prompt, *sampled)
         if stopped:
             entries.end_at(len(text))
         logprobs = entries.json

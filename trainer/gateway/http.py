@@ -246,8 +246,7 @@ def _parse(
     except ValueError as error:
         raise RequestError(400, f"the body is not JSON that can be read: {error}") from None
     if isinstance(data, dict):
-        for fields, name in ((("messages", "input", "contents"), "messages"), (("tools",), "tools")):
-            _check_count(sum(_count(data.get(field)) for field in fields), name, limits)
+        check_counts(data, limits)
     replaced = None if texts is None else replace_system_prompts(data, texts)
     request = reader(data if replaced is None else replaced.body, access)
     if replaced is not None:
@@ -255,6 +254,16 @@ def _parse(
     # It can continue a stored response.
     _check_count(len(request.chat.messages), "messages", limits)
     return request
+
+
+def check_counts(data: Mapping[str, Any], limits: Limits) -> None:
+    """Refuse a conversation with too many messages or tools.
+
+    Raises:
+        RequestError: 413, it has.
+    """
+    for fields, name in ((("messages", "input", "contents"), "messages"), (("tools",), "tools")):
+        _check_count(sum(_count(data.get(field)) for field in fields), name, limits)
 
 
 def _check_count(count: int, name: str, limits: Limits) -> None:

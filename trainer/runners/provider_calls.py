@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -42,8 +43,6 @@ _FORMS = {
 }
 _CALLS = {api: [(method, re.compile(form)) for method, form in forms] for api, forms in _FORMS.items()}
 _MOST_NAMES, _NAME_CHARACTERS = 100, 200
-OVERRIDES = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
-"""Headers by which some servers take a request for one of another method."""
 
 
 def is_permitted(api: str, method: str, path: str) -> bool:
@@ -67,12 +66,17 @@ def leads_out(path: str) -> bool:
 
 
 class RefusedCalls(Counter[str]):
-    """How often each call was refused: a hundred of them by name, further ones together."""
+    """How often each call, or each thing that a call held, was refused: a hundred by name, further ones together."""
+
+    def note(self, names: Iterable[str]) -> None:
+        """Count what was refused, by its names."""
+        for name in names:
+            short = name[:_NAME_CHARACTERS]
+            self[short if short in self or len(self) < _MOST_NAMES else "others"] += 1
 
     def refuse(self, method: str, path: str) -> RequestError:
         """Count a call; returns its refusal."""
-        name = f"{method} {path}"[:_NAME_CHARACTERS]
-        self[name if name in self or len(self) < _MOST_NAMES else "others"] += 1
+        self.note([f"{method} {path}"])
         return RequestError(
             404, f"{method} {path[:_NAME_CHARACTERS]} is no call of a model, and is not passed on", code="not_found"
         )

@@ -36,6 +36,9 @@ from agl.errors import AglError
 from agl.trainer.http.errors import error_json
 from agl.trainer.http.limits import parse_json
 
+_ID_CHARACTERS = 1_000
+"""Of an argument that is an id."""
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -64,7 +67,13 @@ class Method:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             at = ".".join(str(part) for part in first["loc"])
             raise self.error(f"{self.name}: {at or 'the arguments'}: {first['msg']}") from None
-        return {name: getattr(model, name) for name in type(model).model_fields}
+        values = {name: getattr(model, name) for name in type(model).model_fields}
+        for name, value in values.items():
+            # Servers remember ids; how many there are is bounded where they do.
+            if name.endswith("_id") and isinstance(value, str) and len(value) > _ID_CHARACTERS:
+                found = f"{len(value)} characters, the limit is {_ID_CHARACTERS}"
+                raise self.error(f"{self.name}: {name} has {found}")
+        return values
 
 
 def methods_of(

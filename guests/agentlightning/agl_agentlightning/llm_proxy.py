@@ -11,7 +11,9 @@ import hashlib
 import os
 import secrets
 import urllib.parse
+from collections import OrderedDict
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -33,8 +35,9 @@ from agl.trainer.http.errors import error_handlers
 from agl.trainer.http.limits import Limits
 from agl.trainer.http.server import HttpServer
 from agl.trainer.runners.command_recorder import describe
-from agl.trainer.runners.provider_calls import OVERRIDES, RefusedCalls, is_permitted
-from agl.trainer.runners.recording_proxy import KEY_HEADERS, RecordingProxy, forwarded_headers
+from agl.trainer.runners.model_requests import NotPermitted, permitted_headers, permitted_query
+from agl.trainer.runners.provider_calls import RefusedCalls, is_permitted
+from agl.trainer.runners.recording_proxy import RecordingProxy, forwarded_headers
 from agl_agentlightning import types as T
 from agl_agentlightning.lightning_store import LightningStore
 from agl_agentlightning.missing import refuse
@@ -48,6 +51,9 @@ _VLLM = "hosted_vllm"
 _BASES = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com/v1"}
 _VARIABLES = {"openai": ("OPENAI_BASE_URL", "OPENAI_API_BASE"), "anthropic": ("ANTHROPIC_API_BASE",)}
 """Provider -> the variables that LiteLLM, and so 0.3's proxy, reads its address from."""
+_MOST_ATTEMPTS = 256
+"""Attempts that are remembered between their calls; beyond that the one that was idle longest is forgotten. Their names
+are whatever a URL says."""
 _CALLBACKS = ("return_token_ids", "opentelemetry", "logprobs")
 _MIDDLEWARES = ("rollout_attempt", "stream_conversion", "message_inspection")
 
@@ -102,7 +108,7 @@ class LLMProxy:
         self._limits = Limits.of_environment()
         self._loop: LoopThread | None = None
         self._server: HttpServer | None = None
-        self._attempts: dict[tuple[str, str], tuple[_Forwarder, Starlette]] = {}
+        self._attempts: OrderedDict[tuple[str, str], _Attempt] = OrderedDict()
 
     # -- settings -----------------------------------------------------------------------------------------------------
     def get_store(self) -> LightningStore | None:
@@ -189,8 +195,8 @@ class LLMProxy:
         """Stop listening, when all calls are recorded. Idempotent."""
         server, self._server = self._server, None
         if server is not None and self._loop is not None:
-            for forwarder, _ in self._attempts.values():
-                await self._on_loop(forwarder.close())
+            for entry in [*self._attempts.values()]:
+                await self._on_loop(entry.forwarder.close())
             self._attempts.clear()
             await self._on_loop(server.stop())
             await asyncio.to_thread(self._loop.stop)
@@ -227,15 +233,21 @@ class LLMProxy:
             data = [{"id": entry["model_name"], "object": "model"} for entry in self.model_list]
             await JSONResponse({"object": "list", "data": data})(scope, receive, send)
         else:
-            forwarder, app = self._attempt(rollout, attempt)
+            entry = self._attempt(rollout, attempt)
             provider = "anthropic/v1" if parts[:1] == ["messages"] else "openai/v1"
-            base = urllib.parse.urlsplit(forwarder.provider_urls("", AGENT)["openai"]).path.removesuffix("/openai/v1")
+            url = entry.forwarder.provider_urls("", AGENT)["openai"]
+            base = urllib.parse.urlsplit(url).path.removesuffix("/openai/v1")
             path = f"{base}/{provider}/{'/'.join(parts)}"
-            await app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+            entry.calls += 1
+            try:
+                await entry.app({**scope, "path": path, "raw_path": path.encode()}, receive, send)
+            finally:
+                entry.calls -= 1
+                await self._forget_idle()
 
-    def _attempt(self, rollout_id: str, attempt_id: str) -> tuple[_Forwarder, Starlette]:
-        entry = self._attempts.get((rollout_id, attempt_id))
-        if entry is None:
+    def _attempt(self, rollout_id: str, attempt_id: str) -> _Attempt:
+        key = rollout_id, attempt_id
+        if key not in self._attempts:
             try:
                 number = T.attempt_number(attempt_id)
             except ConfigError:
@@ -245,8 +257,17 @@ class LLMProxy:
                 routes=forwarder.call_routes(), exception_handlers=error_handlers(describe, RequestError, HTTPException)
             )
             app.state.limits = self._limits
-            entry = self._attempts[rollout_id, attempt_id] = forwarder, app
-        return entry
+            self._attempts[key] = _Attempt(forwarder, app)
+        self._attempts.move_to_end(key)
+        return self._attempts[key]
+
+    async def _forget_idle(self) -> None:
+        """Forget the attempts that were idle longest, where there are too many."""
+        while len(self._attempts) > _MOST_ATTEMPTS:
+            idle = next((key for key, entry in self._attempts.items() if not entry.calls), None)
+            if idle is None:
+                return
+            await self._attempts.pop(idle).forwarder.close()
 
     def entry(self, model: Any) -> Mapping[str, Any]:
         """The entry of the request's model.
@@ -259,6 +280,19 @@ class LLMProxy:
                 return entry
         names = ", ".join(sorted({entry["model_name"] for entry in self.model_list})) or "none"
         raise RequestError(404, f"the proxy has no model {model!r}; it has {names}", code="model_not_found")
+
+
+@dataclass(eq=False)
+class _Attempt:
+    """An attempt whose calls come.
+
+    Attributes:
+        forwarder: the proxy of its calls. app: its routes. calls: how many are under way.
+    """
+
+    forwarder: _Forwarder
+    app: Starlette
+    calls: int = 0
 
 
 class _Forwarder(RecordingProxy):
@@ -278,6 +312,11 @@ class _Forwarder(RecordingProxy):
         # The keys are the proxy's: whoever may call the models has none of them.
         if not is_permitted(provider, request.method, path):
             raise self._owner.refused.refuse(request.method, path)
+        try:
+            permitted_query(provider, request.url.query)
+        except NotPermitted as refused:
+            self._owner.refused.note(refused.names)
+            raise
 
     def _route(
         self, provider: str, request: Request, content: bytes, value: Any
@@ -288,8 +327,8 @@ class _Forwarder(RecordingProxy):
         body = orjson.dumps({**data, "model": model, **({"return_token_ids": True} if is_vllm else {})})
         if provider == "anthropic":
             base = base.removesuffix("/v1")
-        dropped = {*KEY_HEADERS, *OVERRIDES}
-        headers = [h for h in forwarded_headers(request) if h[0].lower().decode("latin-1") not in dropped]
+        # One that is not known may choose another of the key's accounts.
+        headers, _ = permitted_headers(forwarded_headers(request))
         key = str(entry["litellm_params"].get("api_key") or "none").encode()
         headers.append((b"x-api-key", key) if provider == "anthropic" else (b"authorization", b"Bearer " + key))
         return base, headers, body

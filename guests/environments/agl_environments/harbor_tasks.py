@@ -40,7 +40,7 @@ _KNOWN = {
 """Tables of task.toml -> what may be set in them."""
 _UNREAD = {"schema_version", "version", "task", "metadata", "source", "solution"}
 _REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-"""Where tests write the reward; of both, the first counts."""
+"""Where tests write the reward; of both, the lower one counts: what the tests start may have written the other."""
 _TOOL = function_tool(
     "bash",
     "Run a command in the working directory. It ends with everything that it has started.",
@@ -144,8 +144,9 @@ async def _graded(folder: _Folder, work: IO[bytes] | str) -> tuple[float | None,
     if not report.get("ran"):
         raise RuntimeError(f"the tests of {folder.path} did not run: {said(report)}")
     # Tests that were ended have not come to a reward, whatever they had written by then.
-    text = "" if "reason" in report else next(filter(None, report["texts"]), "")
-    return _score(text), said(report)
+    texts = () if "reason" in report else report["texts"]
+    scores = [score for text in texts if (score := _score(text)) is not None]
+    return min(scores, default=None), said(report)
 
 
 def _score(text: str) -> float | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 import time
 import urllib.parse
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import httpx
 from starlette.applications import Starlette
@@ -21,11 +20,20 @@ from starlette.types import Message, Receive, Scope, Send
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.bodies import body_in_turn, media_type
 from agl.trainer.http.errors import error_handlers
-from agl.trainer.http.limits import Limits, Refused, check_json, parse_json
+from agl.trainer.http.limits import Limits, Refused, check_json
 from agl.trainer.http.server import HttpServer
 from agl.trainer.http.turns import Turns
-from agl.trainer.runners.provider_calls import OVERRIDES, RefusedCalls, is_permitted, leads_out, provider_error
+from agl.trainer.http.unix_sockets import listening_at
+from agl.trainer.runners.model_requests import (
+    STORED,
+    NotPermitted,
+    check_request,
+    permitted_headers,
+    permitted_query,
+)
+from agl.trainer.runners.provider_calls import RefusedCalls, is_permitted, leads_out, provider_error
 from agl.trainer.runners.recording_proxy import KEY_HEADERS, SILENT_SECONDS, forwarded_headers
+from agl.trainer.wire.methods import dumps, loads
 from agl_harnesses.harness import Harness, Providers
 
 
@@ -63,11 +71,11 @@ class Front:
         self.check(request, api, path)
         try:
             async with body_in_turn(request, self._turns) as body:
-                content, name = body.content, await body.read(self._name, request, body.limits)
+                content, name = await body.read(self.read, request, api, path, body.limits)
         except Refused as refused:
             raise RequestError(refused.status, refused.message, code=refused.code) from None
         self.calls += bool(content)
-        await self.forward(request, self.addresses(name)[api] + path, content, send)
+        await self.forward(request, name, self.addresses(name)[api] + path, content, send)
 
     def check(self, request: Request, api: str, path: str) -> None:
         """Refuse a request that is not to be forwarded, before its body is read.
@@ -81,8 +89,16 @@ class Front:
         if leads_out(path):
             raise RequestError(404, f"{request.method} {request.url.path} is not served", code="not_found")
 
-    async def forward(self, request: Request, url: str, content: bytes, send: Send) -> None:
-        """Answer a request with what a URL answers, which is this server's."""
+    def read(self, content: bytes, request: Request, api: str, path: str, limits: Limits) -> tuple[bytes, str]:
+        """(the body to forward, the name of the agent whose request this is).
+
+        Raises:
+            Refused: 413, the body has too many values; 400, it is nested too deep.
+        """
+        return content, self.name_of(request, self.json_of(content, request, limits))
+
+    async def forward(self, request: Request, name: str, url: str, content: bytes, send: Send) -> None:
+        """Answer a request of an agent with what a URL answers, which is this server's."""
         path, receive = urllib.parse.urlsplit(url).path, request.receive
         # What this route has found is not to be found again.
         scope = {
@@ -100,20 +116,23 @@ class Front:
 
         await request.app(scope, again, send)
 
-    def _name(self, content: bytes, request: Request, limits: Limits) -> str:
-        """The name of the agent whose request this is.
+    def json_of(self, content: bytes, request: Request, limits: Limits) -> Any:
+        """The value of a body; None if it is no JSON that can be read.
 
         Raises:
             Refused: 413, the body has too many values; 400, it is nested too deep.
         """
         if media_type(request) != "application/json" or "content-encoding" in request.headers:
-            return self.agent
+            return None
         check_json(content, limits.json_depth, limits.json_values)
         try:
-            body = parse_json(content, limits.json_depth)
+            return loads(content, limits.json_depth)
         except ValueError:
-            return self.agent
-        sub_agent = self.harness.sub_agent(request.headers, body) if isinstance(body, dict) else None
+            return None
+
+    def name_of(self, request: Request, value: Any) -> str:
+        """The name of the agent whose request this is, by the value of its body."""
+        sub_agent = self.harness.sub_agent(request.headers, value) if isinstance(value, dict) else None
         return self.agent if sub_agent is None else f"{self.agent}-{sub_agent}"
 
 
@@ -123,21 +142,30 @@ def _not_started(_: str) -> Providers:
 
 class Onward(Front):
     """The same where the addresses are other servers'. It adds the keys, which the coding agent does not have, and so
-    passes on no call but those of models.
+    passes on no call but those of models, and in them nothing but what `model_requests` permits.
 
     Args:
-        keys: API -> header, and its value for the address of that API.
+        keys: API -> headers, with their values for the address of that API. allow: what is permitted in addition, by
+            the names with which it is refused.
 
     Attributes:
+        is_policy: (agent's name) -> whether its addresses are those of a gateway, which has keys of its own, and does
+            nothing but answer.
         status: of the last answer to a request with a body; None before it.
-        refused: the calls that were not passed on.
+        refused: what was not passed on.
     """
 
-    def __init__(self, harness: Harness, keys: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self, harness: Harness, keys: Mapping[str, Sequence[tuple[str, str]]], allow: Collection[str] = ()
+    ) -> None:
         super().__init__(harness)
+        self.is_policy: Callable[[str], bool] = lambda _: False
         self.status: int | None = None
         self.refused = RefusedCalls()
-        self._keys = {api: (name.encode(), value.encode()) for api, (name, value) in keys.items()}
+        self._allow = frozenset(allow)
+        self._keys = {
+            api: [(name.encode(), value.encode()) for name, value in headers] for api, headers in keys.items()
+        }
         self._client = httpx.AsyncClient(timeout=SILENT_SECONDS, limits=httpx.Limits(max_connections=None))
         self._client.headers.clear()
         self._open, self._since, self._seconds = 0, time.monotonic(), 0.0
@@ -147,19 +175,45 @@ class Onward(Front):
         """For how long no answer was awaited."""
         return self._seconds + (0.0 if self._open else time.monotonic() - self._since)
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except NotPermitted as refused:
+            self.refused.note(refused.names)
+            raise
+
     def check(self, request: Request, api: str, path: str) -> None:
         if not is_permitted(api, request.method, path):
             raise self.refused.refuse(request.method, path)
 
-    async def forward(self, request: Request, url: str, content: bytes, send: Send) -> None:
+    def read(self, content: bytes, request: Request, api: str, path: str, limits: Limits) -> tuple[bytes, str]:
+        value = self.json_of(content, request, limits)
+        name = self.name_of(request, value)
+        if self.is_policy(name):
+            return content, name
+        if request.method != "POST":
+            if path.startswith("/responses/") and STORED not in self._allow:
+                raise NotPermitted([STORED])
+            return b"", name
+        if not isinstance(value, dict):
+            raise RequestError(400, "a call of a model is an object of JSON, without a content-encoding")
+        check_request(api, path, value, self._allow)
+        # What was looked at is what is sent: a key that an object has twice is another's to choose.
+        return dumps(value), name
+
+    async def forward(self, request: Request, name: str, url: str, content: bytes, send: Send) -> None:
         self._seconds, self._open = self.own_seconds, self._open + 1
         try:
-            headers = _without(forwarded_headers(request), OVERRIDES)
-            query = request.url.query
-            if (key := self._keys.get(request.path_params["api"])) is not None:
-                # Another's key would carry what the agent has seen to the account of somebody else.
-                headers = [*_without(headers, KEY_HEADERS), key]
-                query = "&".join(part for part in query.split("&") if unquote(part.partition("=")[0]) != "key")
+            headers, query = forwarded_headers(request), request.url.query
+            if self.is_policy(name):
+                headers = [header for header in headers if header[0].decode("latin-1").lower() not in KEY_HEADERS]
+            else:
+                api = request.path_params["api"]
+                query = permitted_query(api, query, self._allow)
+                # Another's key, too, would carry what the agent has seen to the account of somebody else.
+                headers, left_out = permitted_headers(headers, self._allow)
+                self.refused.note(name for name in left_out if name.removeprefix("header ") not in KEY_HEADERS)
+                headers += self._keys.get(api, ())
             url += f"?{query}" if query else ""
             sent = self._client.build_request(request.method, url, headers=headers, content=content)
             answer = await self._client.send(sent, stream=True)
@@ -180,10 +234,6 @@ class Onward(Front):
         await self._client.aclose()
 
 
-def _without(headers: list[tuple[bytes, bytes]], names: Container[str]) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name.lower().decode("latin-1") not in names]
-
-
 def front_app(front: Front) -> Starlette:
     """The application of one sandbox's address, whose paths are `/{api}/{rest}`."""
 
@@ -202,7 +252,4 @@ class UnixServer(HttpServer):
     path = ""
 
     def _bind(self) -> socket.socket:
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(self.path)
-        Path(self.path).chmod(0o666)
-        return listening
+        return listening_at(Path(self.path))

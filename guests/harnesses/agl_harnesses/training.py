@@ -45,6 +45,11 @@ _KEYS = {
     propagation.GOOGLE_KEYS[0]: ("google", "x-goog-api-key", ""),
 }
 """Variable of a key -> the API that it is for, the header in which that takes it, and what precedes it there."""
+_ACCOUNTS = {
+    "OPENAI_ORG_ID": ("openai", "openai-organization", ""),
+    "OPENAI_PROJECT_ID": ("openai", "openai-project", ""),
+}
+"""The same of variables that say which account is charged."""
 _POLL_SECONDS, _END_SECONDS = 0.1, 10.0
 _FIRST_UID, _UIDS = 60_000, 2_000
 _uids = itertools.count(os.getpid())
@@ -75,6 +80,7 @@ def harness(
     home: Mapping[str, str] | None = None,
     env: Mapping[str, str] | None = None,
     folders: Sequence[str | Path] = (),
+    allow: Sequence[str] = (),
     model: str = "policy",
     timeout: float = 300.0,
     memory_mb: int = 2048,
@@ -105,8 +111,10 @@ def harness(
         words: further options of the program. home: files of its HOME, path -> text, /tmp/home inside.
         env: its variables, to which nothing of this process's are added. Where no policy answers, OPENAI_BASE_URL,
             ANTHROPIC_BASE_URL and GOOGLE_GEMINI_BASE_URL say who does; OPENAI_API_KEY, ANTHROPIC_API_KEY and
-            GEMINI_API_KEY do not reach the sandbox.
+            GEMINI_API_KEY do not reach the sandbox; OPENAI_ORG_ID and OPENAI_PROJECT_ID are sent with every call.
         folders: of this machine, that can be read inside, at the same paths; their `bin` comes first in its PATH.
+        allow: what a call to a provider may hold besides messages and the program's own tools, by the names with which
+            it is refused: "web_search", "mcp_servers", "header openai-organization" (docs/security.md).
         model: what its calls name.
         timeout: seconds in which it waits for no model; all of an attempt is limited by `Trainer(timeout=)`.
         memory_mb, processes: of all its processes. disk_mb: MiB of all that it writes. output_mb: MiB that it prints.
@@ -127,6 +135,8 @@ def harness(
     for what, value in (limits | {"processes": processes}).items():
         if not value > 0:
             raise ConfigError(f"agl.harness({what}={value!r})", hint="give more than 0")
+    if isinstance(allow, str):
+        raise ConfigError(f"agl.harness(allow={allow!r})", hint=f"give a list: [{allow!r}]")
     sandbox, one = chosen(isolation), kind()
     if not sandbox.mounts:
         raise ConfigError(
@@ -145,6 +155,7 @@ def harness(
     return HarnessAgent(
         _Place(
             one, task, files, RewardCaller(grade), [program, *words], home or {}, env or {}, model, timeout, sandbox,
+            frozenset(allow),
             Walls(
                 folders=MODULES | {path: path for path in mounted},
                 environment={"PATH": PATH, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
@@ -195,6 +206,7 @@ class _Place:
     model: str
     timeout: float
     sandbox: Sandbox
+    allow: frozenset[str]
     walls: Walls
     output_mb: int
     path: str
@@ -218,8 +230,11 @@ class _Place:
         Raises:
             CommandFailed: it ended badly. RolloutError: the infrastructure failed.
         """
-        keys = {api: (header, word + self.env[name]) for name, (api, header, word) in _KEYS.items() if name in self.env}
-        front = Onward(self.harness, keys)
+        keys: dict[str, list[tuple[str, str]]] = {}
+        for name, (api, header, word) in (_KEYS | _ACCOUNTS).items():
+            if name in self.env:
+                keys.setdefault(api, []).append((header, word + self.env[name]))
+        front = Onward(self.harness, keys, self.allow)
         app = front_app(front)
         server = UnixServer(app, error=RolloutError)
         app.state.limits = server.limits
@@ -237,7 +252,8 @@ class _Place:
         # Hosts that it asked for, and calls.
         report["refused"] = {**report["refused"], **front.refused}
         failed = front.status is not None and (front.status >= 500 or front.status in (401, 403, 429))
-        said = f"; its output:\n{report['said']}" if report["said"] else ""
+        said = f"; not passed on: {', '.join(front.refused)}" if front.refused else ""
+        said += f"; its output:\n{report['said']}" if report["said"] else ""
         if report.get("status") != 0 and (front.status is None or failed):
             raise RolloutError(
                 f"{self.harness.name} {_how(report)} "
@@ -285,7 +301,7 @@ class _Place:
         # The provider's host is in the path: by it some decide how they write a request.
         prefixes = {api: f"/{api}/{at.hostname}{at.path.rstrip('/')}" for api, at in places.items()}
         front.prefixes = prefixes
-        front.addresses = self._addresses(providers)
+        front.addresses, front.is_policy = self._addresses(providers)
         attempt.urls = {api: f"http://127.0.0.1:{inside.PORT}{prefix}" for api, prefix in prefixes.items()}
         self.harness.point(attempt)
         work = root / "work"
@@ -307,8 +323,8 @@ class _Place:
             "seconds": 1e9, "cpu_seconds": 1 << 30, "address_bytes": -1, "open_files": 4096, "poll_ms": 100,
         }  # fmt: skip
 
-    def _addresses(self, providers: Providers) -> Callable[[str], Providers]:
-        """(an agent's name) -> where its calls go."""
+    def _addresses(self, providers: Providers) -> tuple[Callable[[str], Providers], Callable[[str], bool]]:
+        """(an agent's name) -> where its calls go, and whether a policy answers there."""
         scope = tracing.current()
         if scope is None:
             raise ConfigError("agl.harness was called outside of a rollout", hint="use agl.Trainer or agl.evaluate")
@@ -316,15 +332,18 @@ class _Place:
         own = {variable: url for api, variable in URLS.items() if (url := self.env.get(variable) or providers.get(api))}
         recorded = rollout.recorder(main, own) if rollout.recorder is not None else {}
 
+        def is_policy(agent: str) -> bool:
+            return rollout.gateway_url is not None and rollout.selection.policy_for(agent) is not None
+
         def addresses(agent: str) -> Providers:
-            if rollout.gateway_url is not None and rollout.selection.policy_for(agent) is not None:
+            if is_policy(agent):
                 url = f"{rollout.gateway_url}/rollouts/{rollout.rollout_id}/attempts/{rollout.attempt}"
                 variables = propagation.gateway_variables(url, agent, rollout.key)
                 return {api: keyed(variables[variable], rollout.key) for api, variable in URLS.items()}
             old, new = (f"/agents/{urllib.parse.quote(name, safe='')}/" for name in (main, agent))
             return {api: recorded[variable].replace(old, new) for api, variable in URLS.items()}
 
-        return addresses
+        return addresses, is_policy
 
     async def _in_sandbox(self, job: dict[str, Any], gateway: Path, front: Onward, copy: Path) -> dict[str, Any]:
         """The report of `inside`. Where all went well, the working copy is below `copy`.

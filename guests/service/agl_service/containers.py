@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from agl._version import __version__
 from agl.errors import ConfigError
+from agl.trainer.http.unix_sockets import listening_at
 from agl.trainer.processes.container import Container, engine_environment
 from agl.trainer.processes.environment import values_of
 from agl.trainer.processes.frames import to_frame
@@ -108,8 +109,8 @@ class ContainerPool:
         sockets.mkdir()
         at = urlsplit(self._url)
         to_coordinator = relay(lambda: asyncio.open_connection(at.hostname, at.port))
-        self._server = await asyncio.start_unix_server(to_coordinator, sockets / "coordinator")
-        (sockets / "coordinator").chmod(0o666)  # for the containers' user
+        # For the containers' user.
+        self._server = await asyncio.start_unix_server(to_coordinator, sock=listening_at(sockets / "coordinator"))
         self._command = _command(self._options, {SOCKETS: str(sockets)})
         self._tasks = [asyncio.ensure_future(self._keep()) for _ in range(self.n_workers)]
 

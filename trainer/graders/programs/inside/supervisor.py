@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import resource
@@ -15,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from agl.trainer.graders.programs.inside import judge, plain, program
@@ -52,6 +53,7 @@ def begin(uid: int) -> None:
         os.setresuid(uid, uid, uid)
         _control(_PR_SET_PDEATHSIG, signal.SIGKILL)  # forgotten with the old uid
     _control(_PR_SET_CHILD_SUBREAPER, 1)
+    _keep_spare()
     # No process of this user may open this one's memory and descriptors.
     _control(_PR_SET_DUMPABLE, 0)
 
@@ -126,7 +128,12 @@ def _watch(pid: int, bell: int, job: Mapping[str, Any], exceeded: Callable[[], s
             return {"reason": "given up"}
         if time.monotonic() > deadline:
             return {"reason": "ran out of time"}
-        if _resident_mb() > job["memory_mb"]:
+        try:
+            used_mb = _resident_mb()
+        except OSError:
+            # Nothing holds it to its limit any more.
+            return {"reason": "used memory that could not be measured"}
+        if used_mb > job["memory_mb"]:
             return {"reason": "used too much memory"}
         if alone and sum((found := os.statvfs(path)).f_files - found.f_ffree for path in _SCRATCH) > MOST_FILES:
             return {"reason": "made too many files"}
@@ -196,7 +203,7 @@ def _below() -> list[int]:
         return [pid for pid in _pids() if pid != 1]
     parents: dict[int, int] = {}
     for pid in _pids():
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat") as stat:
+        with _unless_ended(), open(f"/proc/{pid}/stat") as stat:
             parents[pid] = int(stat.read().rpartition(")")[2].split()[1])
     me = os.getpid()
     below = {me}
@@ -206,24 +213,72 @@ def _below() -> list[int]:
 
 
 def _pids() -> list[int]:
-    with contextlib.suppress(OSError):  # without a /proc
+    with _unless_ended():  # or without a /proc
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     return []
 
 
+@contextlib.contextmanager
+def _unless_ended() -> Iterator[None]:
+    """What is read of a process that may have ended.
+
+    Raises:
+        OSError: it could not be read although the process may be there.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+    except (ValueError, IndexError):
+        pass
+
+
 def _resident_mb() -> float:
+    """Memory of all processes.
+
+    Raises:
+        OSError: no descriptor is left with which it could be counted.
+    """
     pages = 0
-    for pid in _below():
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/statm") as statm:
-            pages += int(statm.read().split()[1])
+    with _spare_descriptors():
+        for pid in _below():
+            with _unless_ended(), open(f"/proc/{pid}/statm") as statm:
+                pages += int(statm.read().split()[1])
     return pages * resource.getpagesize() / (1 << 20)
+
+
+_spare: list[int] = []
+"""Descriptors that are open only to be closed: a list of processes takes one, and a file of theirs another."""
+
+
+@contextlib.contextmanager
+def _spare_descriptors() -> Iterator[None]:
+    """While it looks at processes: others may have taken all further descriptors of the machine or of this user."""
+    while _spare:
+        os.close(_spare.pop())
+    try:
+        yield
+    finally:
+        _keep_spare()
+
+
+def _keep_spare() -> None:
+    with contextlib.suppress(OSError):
+        while len(_spare) < 2:
+            _spare.append(os.open(os.devnull, os.O_RDONLY))
 
 
 def _end_all(pid: int) -> None:
     """Kill and reap all that a job has started."""
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
-        for other in [-1] if os.getpid() == 1 else [-pid, *_below()]:
+        others = [-1]
+        if os.getpid() != 1:
+            others = [-pid]
+            with contextlib.suppress(OSError), _spare_descriptors():
+                others += _below()
+        for other in others:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(other, signal.SIGKILL)
         try:
