@@ -22,6 +22,8 @@ _UNCLAIMED = (signal.SIG_DFL, signal.default_int_handler)
 """The handlers of a signal that neither the user's program nor whoever started it (`nohup`, a shell's `&`) has set."""
 _replaced: dict[signal.Signals, Any] = {}
 """Signal -> the handler that ours stands for."""
+_ours: set[Any] = set()
+"""Our handlers of the blocks that are open."""
 _AFTERWARDS = (signal.SIGTERM, signal.SIGHUP)
 """What is ignored by a program that ends anyway. A third Ctrl-C is somebody's who has waited long enough."""
 _ends_when_stopped = False
@@ -36,12 +38,28 @@ def end_when_stopped() -> None:
 
 @contextlib.contextmanager
 def stop_signals_to(stop: Callable[[signal.Signals], object]) -> Iterator[None]:
-    """Within the block, `stop` is called with each of these signals, in the main thread. Elsewhere than there, and for
-    signals that the user's program handles or that are ignored, nothing changes."""
+    """Within the block, `stop` is called with each of these signals, in the main thread; that of an inner block in its
+    place. Elsewhere than there, and for signals that the user's program handles or that are ignored, nothing
+    changes."""
     unclaimed = []
     if threading.current_thread() is threading.main_thread():
-        unclaimed = [number for number in STOP_SIGNALS if signal.getsignal(number) in _UNCLAIMED]
+        unclaimed = [n for n in STOP_SIGNALS if signal.getsignal(n) in _UNCLAIMED or signal.getsignal(n) in _ours]
     with _handled(unclaimed, stop):
+        yield
+
+
+@contextlib.contextmanager
+def interrupted_by_stop_signals() -> Iterator[None]:
+    """Within the block each of these signals raises KeyboardInterrupt, so that `finally` and `with` have their say.
+    Further SIGTERM and SIGHUP change nothing."""
+    received: list[signal.Signals] = []
+
+    def interrupt(number: signal.Signals) -> None:
+        received.append(number)
+        if number is signal.SIGINT or len(received) == 1:
+            raise KeyboardInterrupt(number.name)
+
+    with stop_signals_to(interrupt):
         yield
 
 
@@ -65,14 +83,21 @@ def _handled(numbers: Sequence[signal.Signals], stop: Callable[[signal.Signals],
         received.append(number)
         stop(signal.Signals(number))
 
+    outer = {number: signal.getsignal(number) for number in numbers}
+    _ours.add(handle)
     for number in numbers:
         _replace(number, handle)
     try:
         yield
     finally:
+        _ours.discard(handle)
         for number in numbers:
-            before = _replaced.pop(number)
-            if _ends_when_stopped and received and number in _AFTERWARDS:
+            before = outer[number]
+            if before not in _ours:
+                _replaced.pop(number, None)
+            # An inner block may have received it.
+            stopped = received or signal.getsignal(number) is signal.SIG_IGN
+            if _ends_when_stopped and stopped and number in _AFTERWARDS:
                 # Ignored: the interpreter resets handlers of Python's a moment before the process's end.
                 before = signal.SIG_IGN
             signal.signal(number, before)

@@ -80,7 +80,7 @@ class _Program:
 
     def __init__(self, attempt: AttemptEnvironment | None) -> None:
         self.attempt = attempt
-        self.began = time.time()
+        self.began = time.monotonic()
         self.error: BaseException | None = None
         self._lock = threading.RLock()
         self._root: tracing.Scope | None = None

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from agl import semconv
 from agl.mdp.spans import Span
 from agl.mdp.types import Call
 
@@ -62,6 +63,16 @@ def in_order(spans: Iterable[Span]) -> list[Span]:
         return max(after, bisect.bisect_left(latest, start) - 1), 1, span.start, span.span_id
 
     return sorted(listed, key=place)
+
+
+def beginnings(spans: Sequence[Span]) -> list[float]:
+    """When each span began, in seconds since any moment: by the monotonic clock where all have numbers."""
+    numbers = [span.sequence for span in spans if span.sequence is not None]
+    if len(numbers) < len(spans):
+        return [span.start for span in spans]
+    # An inferred tool has the number of the request that brings its result.
+    before = [span.seconds if span.attributes.get(semconv.INFERRED) else 0.0 for span in spans]
+    return [number / 1e9 - seconds for number, seconds in zip(numbers, before, strict=True)]
 
 
 def numbers_of_calls(calls: Sequence[Call], spans: Iterable[Span]) -> dict[str, int]:

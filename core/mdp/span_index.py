@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from agl import semconv
+from agl.mdp.order import beginnings
 from agl.mdp.spans import Span
 from agl.mdp.tool_runs import joined
 from agl.mdp.types import Call
@@ -99,11 +100,8 @@ class SpanIndex:
 
 def _covered(spans: Sequence[Span]) -> float:
     """Seconds in which at least one of the spans was open."""
-    # A sequence number is a time of the monotonic clock, too.
-    numbers = [span.sequence for span in spans]
-    begun = [span.start if None in numbers else (span.sequence or 0) / 1e9 for span in spans]
     seconds, until = 0.0, -math.inf
-    for start, duration in sorted((b, s.seconds) for b, s in zip(begun, spans, strict=True)):
+    for start, duration in sorted((b, s.seconds) for b, s in zip(beginnings(spans), spans, strict=True)):
         seconds += max(0.0, start + duration - max(start, until))
         until = max(until, start + duration)
     return seconds

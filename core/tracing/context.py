@@ -259,6 +259,9 @@ def _start_span(
     parent: SpanContext | None,
     attributes: Mapping[str, Any] | None,
 ) -> OpenSpan:
+    # Making these takes a while the first time, and the number is a time, too: when the span begins.
+    span_type = _open_span()
+    tracer_provider = provider()
     facts = {
         semconv.OPERATION_NAME: kind,
         semconv.AGENT_NAME: agent,
@@ -267,7 +270,7 @@ def _start_span(
         semconv.SEQUENCE: next_number(),
         **(attributes or {}),
     }
-    return _open_span()(provider(), f"{kind} {name}".strip(), parent, facts, content=rollout.capture_content)
+    return span_type(tracer_provider, f"{kind} {name}".strip(), parent, facts, content=rollout.capture_content)
 
 
 def root(rollout: RolloutContext, traceparent: str | None = None, *, began: float | None = None) -> Scope:
@@ -276,7 +279,7 @@ def root(rollout: RolloutContext, traceparent: str | None = None, *, began: floa
     Args:
         rollout: the rollout of the process.
         traceparent: of the root span that another process opened and will end; None opens a root span here.
-        began: when it began, in seconds since the epoch; now if None.
+        began: when it began, by the monotonic clock; now if None.
 
     Raises:
         ValueError: `traceparent` is malformed.

@@ -7,6 +7,7 @@ call's id. When it started and ended within that time is unknown, so its span is
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,6 +41,8 @@ class SpanInference:
     trace_id: str
     parent_id: str | None
     capture_content: bool = True
+    invented: set[str] = field(default_factory=set)
+    """The ids of `chat` spans whose sequence numbers say their order, and not when they began."""
     _issued: dict[str, tuple[ToolCall, Span]] = field(default_factory=dict)
     """Tool call id -> the tool call, and the `chat` span of the response that holds it."""
 
@@ -67,12 +70,22 @@ class SpanInference:
         while len(self._issued) > MOST_OPEN_TOOL_CALLS:
             del self._issued[next(iter(self._issued))]
 
-    def tools(self, results: Mapping[str, ToolResult], before: float, sequence: int | None = None) -> list[Span]:
+    def tools(
+        self,
+        results: Mapping[str, ToolResult],
+        before: float,
+        sequence: int | None = None,
+        *,
+        began: int | None = None,
+        most: float = math.inf,
+    ) -> list[Span]:
         """The spans of tools with results that appear first in a request at `before`.
 
         Args:
             results: tool call id -> result, of the request.
             before: when the request was sent, in seconds since the epoch. sequence: the request's number.
+            began: the same moment in nanoseconds of the monotonic clock, where it is known.
+            most: the longest that a tool may have run, in seconds, where that alone is known.
         """
         spans = []
         for left, (call_id, result) in zip(reversed(range(len(results))), results.items(), strict=True):
@@ -93,12 +106,20 @@ class SpanInference:
             error = None
             if result.failed or output.failed:
                 error = result.text if self.capture_content else "the tool failed"
-            start = min(chat.end, before)
+            start = before - self._seconds_between(chat, before, began, most)
             span_id = _digest(f"{self.rollout_id}/{self.attempt}/{call_id}")
             where = {"parent_id": chat.parent_id, "span_id": span_id, "start": start, "end": before}
             tool = recorded(self, semconv.EXECUTE_TOOL, call.name, chat.agent or "", facts, error=error, **where)
             spans.append(tool)
         return spans
+
+    def _seconds_between(self, chat: Span, before: float, began: int | None, most: float) -> float:
+        """From the end of a response to the request that follows it, which came at `before` and `began`."""
+        if began is not None and chat.sequence is not None and chat.span_id not in self.invented:
+            # A sequence number is a time of the monotonic clock, too.
+            return max(0.0, (began - chat.sequence) / 1e9 - chat.seconds)
+        # The wall clock may have been set in between.
+        return min(max(0.0, before - chat.end), most)
 
 
 def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
@@ -120,6 +141,8 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     inference = SpanInference(first.rollout_id, first.attempt, trace_id, root.span_id if root else None)
     numbers = numbers_of_calls(calls, spans)
     inferred = [_chat(inference, call, numbers[call.id]) for call in unseen]
+    inference.invented.update(span.span_id for span in inferred)
+    most = root.seconds if root else math.inf
     run_or_followed = (s for s in spans if s.is_tool_run or s.operation == semconv.HANDOFF)
     known_tools = {s.attributes.get(semconv.TOOL_CALL_ID) for s in run_or_followed}
     known_tools |= {call_id for s in spans for call_id in s.attributes.get(semconv.STRUCTURED_ANSWERS, ())}
@@ -129,7 +152,8 @@ def completed(spans: Sequence[Span], calls: Sequence[Call] = ()) -> list[Span]:
     }
     for span in in_order([*chats, *inferred]):
         results = {r.id: r for message in _readable(read.sent, span) for r in message.tool_results}
-        tools = inference.tools(results, span.start, span.sequence)
+        began = None if span.span_id in inference.invented else span.sequence
+        tools = inference.tools(results, span.start, span.sequence, began=began, most=most)
         # A result of a tool that has spans without ids may be that of one of these.
         inferred += [
             t

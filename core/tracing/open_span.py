@@ -72,9 +72,8 @@ class OpenSpan(Span):
         self._span_processor.on_start(self)
 
     def begin_at(self, began: float) -> None:
-        """Date the beginning back, to seconds since the epoch: of a process, before it had a span. Not to the future,
-        where the clock was set back meanwhile."""
-        self._start_time = min(int(began * 1e9), self._start_time or 0)
+        """Date the beginning back, to a time of the monotonic clock: of a process, before it had a span."""
+        self._start_time = self._epoch + int(began * 1e9)
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
         """Add attributes. Those that are None are left out; so are values that OpenTelemetry has no type for, which it

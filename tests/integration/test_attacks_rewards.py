@@ -36,21 +36,12 @@ pytestmark = [
 ]
 
 
-def calls(*commands: str) -> list[Any]:
-    """Answers that run these commands, one after the other."""
-    return [
-        {"content": "", "tool_calls": [{"id": "c", "type": "function", "function": {
-            "name": "bash", "arguments": json.dumps({"command": command})}}]}
-        for command in commands
-    ]  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def rewarded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., float]:
     """(commands of a policy) -> the reward of a small task of Harbor's."""
     folder = small_harbor.task(tmp_path_factory.mktemp("task"), 1, 2)
     environment = agl.environments.load(f"harbor:{folder}", command_seconds=10.0)
-    return lambda *commands: environment.reward(environment.tasks[0], calls(*commands))
+    return lambda *commands: environment.reward(environment.tasks[0], small_harbor.calls(*commands))
 
 
 # -- a reward of Harbor's tests ---------------------------------------------------------------------------------------
@@ -183,7 +174,7 @@ def test_no_user_has_a_trainer_that_takes_output_for_a_report(tmp_path_factory: 
     with tempfile.TemporaryDirectory() as folder:
         small_harbor.task(Path(folder), 1, 2)
         Path(folder).chmod(0o755)
-        commands = json.dumps(calls(f"ln -s /proc/1/fd/1 {ROOT}/.output", FRAMES, FRAMES))
+        commands = json.dumps(small_harbor.calls(f"ln -s /proc/1/fd/1 {ROOT}/.output", FRAMES, FRAMES))
         command = [*anybody, "-c", AS_ANYBODY, folder, commands]
         done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "0.0\n"), done.stderr
@@ -201,7 +192,7 @@ def test_a_reward_without_the_report_of_its_tests_is_an_error(tmp_path: Path, mo
     environment = agl.environments.load(f"harbor:{folder}")
     monkeypatch.setattr(harbor_inside, "__file__", str(liar))
     with pytest.raises(RolloutError, match=r"the sandbox of .* broke: .*a report of another job"):
-        environment.reward(environment.tasks[0], calls("true"))
+        environment.reward(environment.tasks[0], small_harbor.calls("true"))
 
 
 NO_REWARDS = [

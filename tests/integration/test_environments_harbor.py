@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,13 @@ from agl.errors import ConfigError, RolloutError
 pytestmark = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 
-def calls(*commands: str) -> list[Any]:
-    """Answers that run these commands, one after the other."""
-    return [
-        {"content": "", "tool_calls": [{"id": "c", "type": "function", "function": {
-            "name": "bash", "arguments": json.dumps({"command": command})}}]}
-        for command in commands
-    ]  # fmt: skip
-
-
 def load(folder: Path, **options: Any) -> Any:
     return agl.environments.load(f"harbor:{folder}", **options)
 
 
 def rewarded(folder: Path, *commands: str) -> float:
     environment = load(folder, command_seconds=5.0)
-    return environment.reward(environment.tasks[0], calls(*commands))
+    return environment.reward(environment.tasks[0], small_harbor.calls(*commands))
 
 
 def test_the_policy_sees_neither_tests_nor_solution_nor_this_machine(tmp_path: Path) -> None:

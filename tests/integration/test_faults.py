@@ -31,7 +31,8 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
 TASKS = 10
 EVALUATED = 300
 SCRIPT = """
-import json, sys, time
+import json, os, sys, time
+from pathlib import Path
 sys.path.insert(0, SUPPORT)
 import agl
 from running import say
@@ -39,6 +40,7 @@ from scripted import ScriptedRollouts
 
 @agl.rollout
 def agent(task, llm: agl.LLM) -> float:
+    Path(f"worker-of-{task}").write_text(str(os.getpid()))
     for _ in range(3):
         say(llm, str(task))
         time.sleep(0.15)
@@ -233,25 +235,13 @@ def test_a_store_whose_answers_are_lost(at: Programs, tmp_path: Path, how: str) 
 
 
 def test_killed_workers_cost_their_attempts_and_nothing_else(at: Programs, tmp_path: Path) -> None:
-    path = tmp_path / "out" / "run.db"
+    path, worker = tmp_path / "out" / "run.db", tmp_path / f"worker-of-{TASKS - 3}"
     run = begun(at, "process")
-    at.until(lambda: count(path, "succeeded") >= 2, 240, "two rollouts")
-    killed = 0
-    for pid in descendants(run.pid):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes() if Path(f"/proc/{pid}").exists() else b""
-        if killed < 1 and b"fork_server" not in words and not descendants(pid) and pid != run.pid:
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
-    assert killed
+    pid = at.until(lambda: int(worker.read_text()), 240, "an attempt in the middle of the run")
+    os.kill(pid, signal.SIGKILL)
     require_whole(at, run, str(path), most_attempts=2)
-
-
-def descendants(pid: int) -> list[int]:
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [each for child in map(int, children) for each in (child, *descendants(child))]
+    _, _, attempts = in_store(str(path))
+    assert [a.status for each in attempts for a in each[:-1]] == ["failed"], "the attempt ends with its worker"
 
 
 def test_a_killed_evaluation_is_resumed(at: Programs, tmp_path: Path) -> None:

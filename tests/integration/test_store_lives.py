@@ -323,6 +323,53 @@ def test_a_moment_is_what_the_clock_says_then_and_no_two_are_the_same(jump: floa
     assert abs(after[0] - expected) < 0.01
 
 
+@pytest.mark.parametrize("jump", [51 * 3600.0, -48 * 3600.0])
+@pytest.mark.parametrize("how", ["reported", "expired", "cancelled", "set", "opened again"])
+def test_an_end_is_the_beginning_and_the_seconds_since_however_it_comes(
+    dialect: Dialect, how: str, jump: float
+) -> None:
+    """`agl trace ls` said that a rollout of 30 s had taken 183,630 s."""
+
+    async def scenario() -> None:
+        hands = Hands()
+        clock = hands.clock()
+        store = await SqlStore.open(dialect, clock)
+        limits = RolloutConfig(timeout_seconds=25, max_attempts=1)
+        await store.enqueue_rollouts([NewRollout("x", rollout_id="r", config=limits)])
+        hands.go_on(10)
+        assert await store.dequeue_rollout("w") is not None
+        assert await store.expire_attempts() == []
+        if how == "opened again":
+            await store.update_attempt("r", 1, "failed")
+            hands.go_on(2)
+            await store.start_attempt("r", "w")
+        if clock._ahead is None:
+            hands.wall += jump
+        else:  # The time is the database's.
+            clock.set(clock.now() + jump)
+        hands.go_on(30)
+        match how:
+            case "reported" | "opened again":
+                await store.update_attempt("r", 2 if how == "opened again" else 1, "succeeded")
+            case "expired":
+                [given_up] = await store.expire_attempts()
+                assert given_up.ended_at is not None
+                assert abs(given_up.ended_at - given_up.started_at - 30) < 0.01
+            case "cancelled":
+                await store.cancel_rollouts(["r"])
+            case "set":
+                await store.update_rollout("r", {"status": "succeeded"})
+        rollout, attempt = await store.get_rollout("r"), (await store.query_attempts("r"))[-1]
+        assert rollout.ended_at is not None
+        assert abs(rollout.ended_at - rollout.created_at - (42 if how == "opened again" else 40)) < 0.01
+        if how != "set":  # It leaves the attempt as it is.
+            assert attempt.ended_at is not None
+            assert abs(attempt.ended_at - attempt.started_at - 30) < 0.01
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("jump", [3600.0 * 6, -3600.0 * 6])
 def test_a_clock_that_is_set_between_a_lease_and_its_heartbeat_ends_nothing(dialect: Dialect, jump: float) -> None:
     """The difference of the two was taken for the time that the attempt had run."""

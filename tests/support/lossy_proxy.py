@@ -61,6 +61,8 @@ class LossyProxy:
             if how == REFUSE:
                 return _reset(connection)
             answer = self._answer(request)
+            if not answer:  # The server has ended.
+                return _reset(connection)
             if how == LATE:
                 time.sleep(2 * WAIT_SECONDS)
             head = answer.index(b"\r\n\r\n") + 4

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 TEST = """#!/bin/bash
 mkdir -p /logs/verifier
@@ -52,6 +54,15 @@ def tasks(n: int = 4, ending: str = "") -> Iterator[tuple[str, dict[str, object]
         for i in range(n):
             task(Path(folder, f"sum-{i}"), i, 10 * i + 3, ending)
         yield f"harbor:{folder}", {"command_seconds": 20.0}
+
+
+def calls(*commands: str) -> list[dict[str, Any]]:
+    """A policy's answers that run these commands, one after the other."""
+    return [
+        {"content": "", "tool_calls": [{"id": "c", "type": "function", "function": {
+            "name": "bash", "arguments": json.dumps({"command": command})}}]}
+        for command in commands
+    ]  # fmt: skip
 
 
 def solve(question: str) -> str:

@@ -17,7 +17,7 @@ def main() -> None:
     except ImportError:
         sys.exit(f"the command line needs more than the core; {install_line('local')}")
     from agl.errors import AglError
-    from agl.stop_signals import end_when_stopped
+    from agl.stop_signals import end_when_stopped, interrupted_by_stop_signals
     from agl.trainer.cli.app import app
     from agl.trainer.cli.options import json_alone, with_json
 
@@ -28,7 +28,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     arguments, alone = with_json(sys.argv[1:])
     try:
-        with json_alone() if alone else nullcontext():
+        with interrupted_by_stop_signals(), json_alone() if alone else nullcontext():
             app(arguments, standalone_mode=True)
     except AglError as error:
         from agl.trainer.report import terminal

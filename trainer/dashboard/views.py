@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from agl.mdp.order import beginnings, in_order
 from agl.mdp.spans import Span
 from agl.texts import printable
 from agl.trainer.report import alerts
@@ -193,6 +194,11 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
             following = [position + 1, 0]
             break
     agents = sorted({call.call.agent for call in report.calls})
+    ordered = in_order(spans)
+    ids = {span.span_id for span in spans}
+    # The numbers of spans that were made of calls say their order alone.
+    clocked = all(call.call.span_id in ids for call in report.calls)
+    begun = beginnings(ordered) if clocked else [span.start for span in ordered]
     return {
         "output": None if report.output is None else cut(report.output, TEXT),
         "rewards": [shown(asdict(reward), SHORT_TEXT) for reward in report.rewards],
@@ -214,11 +220,13 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
                     "attributes": {name: _readable(value) for name, value in span.attributes.items()},
                     "operation": span.operation,
                     "agent": span.agent,
+                    "begun": began - min(begun),
+                    "seconds": span.seconds,
                 },
                 2_000,
                 SPAN_TEXT,
             )
-            for span in spans[:MOST_SPANS]
+            for span, began in zip(ordered[:MOST_SPANS], begun[:MOST_SPANS], strict=True)
         ],
         "omitted_spans": max(0, len(spans) - MOST_SPANS),
     }

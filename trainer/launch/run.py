@@ -93,12 +93,27 @@ def run_command(options: LaunchOptions) -> tuple[dict[str, Any], int]:
         )
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_command_rollout(options)) as rollout,
+        portal.wrap_async_context_manager(_opened(options)) as opened,
+        # From the rollout's beginning until its end is recorded, so that no signal leaves it running.
+        child.ForwardedSignals() as signals,
+        portal.wrap_async_context_manager(_command_rollout(options, opened)) as rollout,
     ):
         harness = rollout.harness
         words, environment = harness.start(rollout) if harness else (options.command, rollout.environment())
-        process_exit = child.run(words, environment)
+        process_exit = child.run_with(signals, words, environment)
         return portal.call(rollout.end, process_exit), process_exit.exit_status
+
+
+@dataclass(eq=False)
+class Opened:
+    """What a command's rollout needs; a policy is loaded."""
+
+    prompts: Mapping[str, Resource]
+    url: str
+    store: Store
+    gateway: Gateway
+    policy: FrozenPolicy | None
+    harness: Any
 
 
 @dataclass(eq=False)
@@ -192,10 +207,9 @@ class CommandRollout:
 
 
 @contextlib.asynccontextmanager
-async def _command_rollout(options: LaunchOptions) -> AsyncIterator[CommandRollout]:
+async def _opened(options: LaunchOptions) -> AsyncIterator[Opened]:
     url = store_url(options.store)
     prompts = {} if options.prompts is None else load_prompts(options.prompts)
-    system_prompts = replacements(prompts)
     async with contextlib.AsyncExitStack() as stack:
         harness = harnesses.find(options.command)
         if harness is not None:
@@ -207,6 +221,14 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[CommandRollo
         if policy is not None:
             stack.push_async_callback(policy.close)
             policy.serve(gateway, DEFAULT_POLICY)
+        yield Opened(prompts, url, store, gateway, policy, harness)
+
+
+@contextlib.asynccontextmanager
+async def _command_rollout(options: LaunchOptions, opened: Opened) -> AsyncIterator[CommandRollout]:
+    store, gateway, policy, harness = opened.store, opened.gateway, opened.policy, opened.harness
+    system_prompts = replacements(opened.prompts)
+    async with contextlib.AsyncExitStack() as stack:
         agent = options.agent or (harness.name if harness else program_name(options.command))
         selection = select(list(options.agents) or None)
         rollout_id = f"ro-{uuid.uuid4().hex[:12]}"
@@ -239,7 +261,7 @@ async def _command_rollout(options: LaunchOptions) -> AsyncIterator[CommandRollo
             rollout_id, attempt, selection=selection, seed=options.seed, system_prompts=system_prompts
         )
         rollout = CommandRollout(
-            options, prompts, store, url, gateway, proxy, agent, selection, context, root, access, harness
+            options, opened.prompts, store, opened.url, gateway, proxy, agent, selection, context, root, access, harness
         )
         try:
             yield rollout

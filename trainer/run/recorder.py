@@ -38,6 +38,10 @@ class Recorder:
     history: list[dict[str, Any]] = field(default_factory=list)
     loggers: Loggers = field(default_factory=Loggers)
     resumed: bool = False
+    _began: float = field(default_factory=time.monotonic, init=False)
+
+    def __post_init__(self) -> None:
+        self.run = replace(self.run, created_at=self.run.created_at or time.time())
 
     async def start(self) -> None:
         """The run begins: it is seen from now on. One that is resumed is as far as it was until training begins."""
@@ -86,8 +90,9 @@ class Recorder:
         """The run is over. Where it did not succeed, a store that cannot be written is noted only. Without `content`,
         the type of the error alone is recorded."""
         reason = None if error is None else described(error, content=content)
-        # The clock may have been set back since it began.
-        self.run = replace(self.run, status=status, error=reason, ended_at=max(time.time(), self.run.created_at))
+        # By the monotonic clock: the wall clock may have been set since.
+        ended_at = self.run.created_at + time.monotonic() - self._began
+        self.run = replace(self.run, status=status, error=reason, ended_at=ended_at)
         try:
             await self.store.put_run(self.run)
         except StoreError as failed:

@@ -254,7 +254,7 @@ class RecordingProxy:
         async with body_in_turn(request, self._requests) as body:
             base, headers, content, call = await body.read(self._prepare, request, place)
         if call is not None:
-            await self._add(self.inference.tools(call.tool_results, call.started, call.sequence))
+            await self._add(self.inference.tools(call.tool_results, call.started, call.sequence, began=call.sequence))
         url = f"{base}/{tail}" + (f"?{request.url.query}" if request.url.query else "")
         try:
             answer = await self._client.send(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import shlex
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,12 +63,17 @@ def new_rollout(task: Any, mode: Mode, rollout_id: str, *, seed: int = 0, **meta
     )
 
 
+def moment(began: float) -> float:
+    """A time of the monotonic clock in seconds since the epoch, by what the wall clock says now."""
+    return time.time() - (time.monotonic() - began)
+
+
 class StoreSink:
     """The rollout of this process in the store: it is created with the first span and ends with the process.
 
     Args:
         rollout: context of the rollout. arguments: command line of the process.
-        began: when the process began, in seconds since the epoch.
+        began: when the process began, by the monotonic clock.
 
     Raises:
         AglError: the store cannot be opened.
@@ -95,7 +101,7 @@ class StoreSink:
         store = await open_store(store_url())
         command = shown_command(arguments, content=self._rollout.capture_content)
         new = new_rollout({"command": command}, "collect", self._rollout.rollout_id, agent=self._rollout.agent)
-        await store.enqueue_rollouts([replace(new, created_at=self._began)])
+        await store.enqueue_rollouts([replace(new, created_at=moment(self._began))])
         # None in a forked child: its parent has leased the rollout already.
         if await store.dequeue_rollout(f"process-{os.getpid()}", run_id=new.run_id) is not None:
             await store.update_attempt(self._rollout.rollout_id, self._rollout.attempt, "running")

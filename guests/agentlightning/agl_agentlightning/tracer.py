@@ -282,6 +282,7 @@ class SpanRecorder:
         self.name = name
         self.attributes = dict(attributes or {})
         self.start_time = time.time() if start_time is None else start_time
+        self._steady = time.monotonic() - (0.0 if start_time is None else time.time() - start_time)
         self.end_time: float | None = None
         self.status = T.TraceStatus(status_code="OK")
         self.exception: BaseException | None = None
@@ -299,8 +300,8 @@ class SpanRecorder:
         self.status = T.TraceStatus(status_code=status_code, description=description)
 
     def finalize(self, end_time: float | None = None) -> None:
-        """Set the end of the span; now if None."""
-        self.end_time = time.time() if end_time is None else end_time
+        """Set the end of the span; now if None, by the monotonic clock: the wall clock may have been set since."""
+        self.end_time = self.start_time + time.monotonic() - self._steady if end_time is None else end_time
 
     def get_recorded_span(self) -> T.SpanCoreFields:
         """What was recorded; ValueError while the span is open."""

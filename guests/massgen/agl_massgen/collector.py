@@ -81,7 +81,7 @@ class TraceCollector:
                 self._switch_on()
                 rollout = CollectedRollout(new_rollout_id(), 1, agent_id, select(), prompts=True)
                 rollout.on_span_end = self.store.put
-                self.store.begin(rollout.rollout_id, Begun(task, agent_id, time.time()))
+                self.store.begin(rollout.rollout_id, Begun(task, agent_id, time.monotonic()))
                 scope = tracing.start(semconv.INVOKE_AGENT, name, agent=name, rollout=rollout, attributes=facts)
             else:
                 assert parent is not None

@@ -25,7 +25,7 @@ from agl.trainer.report.export.rows import RolloutFilter, record, records
 from agl.trainer.report.export.to_files import to_files
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
-from agl.trainer.store.collect import new_rollout
+from agl.trainer.store.collect import moment, new_rollout
 from agl.trainer.store.location import read_store, store_url
 from agl_massgen.config import StoreConfig
 from agl_massgen.files import MassGenFiles, RewardSpan, Trace, TraceStatus, traces
@@ -35,7 +35,8 @@ log = logging.getLogger("agl.massgen")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A rollout whose spans are on their way to the store: what it was asked, its outermost agent, when it began."""
+    """A rollout whose spans are on their way to the store: what it was asked, its outermost agent, when it began by the
+    monotonic clock."""
 
     task: str
     agent: str
@@ -225,9 +226,9 @@ class _Sink:
             await _write(self._store, self._folder, [root.rollout_id for root in roots])
 
     async def _begin(self, rollout_id: str) -> None:
-        begun = self._begun.get(rollout_id) or Begun("", "agent", time.time())
+        begun = self._begun.get(rollout_id) or Begun("", "agent", time.monotonic())
         new = new_rollout(begun.task, "collect", rollout_id, agent=begun.agent)
-        await self._store.enqueue_rollouts([replace(new, created_at=begun.began)])
+        await self._store.enqueue_rollouts([replace(new, created_at=moment(begun.began))])
         if await self._store.dequeue_rollout("massgen", run_id=new.run_id) is not None:
             await self._store.update_attempt(rollout_id, 1, "running")
         self._known.add(rollout_id)

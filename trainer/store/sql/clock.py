@@ -1,4 +1,4 @@
-"""Time in the store: the moment for labels, and the ages of attempts as this process observes them.
+"""Time in the store: the moment for labels, and how long things take as this process observes them.
 
 A label is what the wall clock says at that moment, also after it was set. Nothing is expired or subtracted by it.
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 _TICK: Final = 1e-6
 _STEP: Final = 1.0
 """A clock that was set back by less than this many seconds stands still meanwhile."""
+REMEMBERED: Final = 200_000
+"""The most beginnings that a process remembers."""
 STALE_SECONDS: Final = 10.0
 """How long the time of a database is advanced by this process, before it is read again."""
 
@@ -22,11 +25,11 @@ class Clock:
     """Seconds since the epoch, by the database's clock or by this machine's. Two calls return different times.
 
     Args:
-        wall: seconds since the epoch. steady: monotonic seconds since any moment.
+        wall: seconds since the epoch; of this machine if None. steady: monotonic seconds since any moment.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
-        self._wall, self.steady = wall, steady
+    def __init__(self, wall: Callable[[], float] | None = None, steady: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self.steady = wall or time.time, steady
         self._lock = threading.Lock()
         self._last = 0.0
         self.set(None)
@@ -95,3 +98,33 @@ class Observer:
             observations[key] = observation
         self._observations = observations
         return {key: (at - o.started_at, at - o.beat_at) for key, o in observations.items()}
+
+
+class Beginnings:
+    """When rollouts and attempts began, by the steady counter of the process that saw it.
+
+    An end is stored as the label of the beginning plus the seconds that have passed since, as ends of spans and calls
+    are. So the difference of the two is how long it took, although the wall clock was set in between. What another
+    process began ends by the wall clock.
+
+    Args:
+        steady: monotonic seconds since any moment.
+    """
+
+    def __init__(self, steady: Callable[[], float]) -> None:
+        self._steady = steady
+        self._lock = threading.Lock()
+        self._began: OrderedDict[Hashable, float] = OrderedDict()
+
+    def began(self, key: Hashable, at: float) -> None:
+        """It began `at`, by the steady counter. Only the first beginning of a key counts."""
+        with self._lock:
+            self._began.setdefault(key, at)
+            if len(self._began) > REMEMBERED:
+                self._began.popitem(last=False)
+
+    def seconds(self, key: Hashable) -> float | None:
+        """How long ago it began; None if this process has not seen it."""
+        with self._lock:
+            began = self._began.get(key)
+        return None if began is None else max(0.0, self._steady() - began)

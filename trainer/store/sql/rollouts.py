@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from agl.errors import AttemptOverError, NotStoredError, StoreError
 from agl.trainer.store.sql import codec, statements
-from agl.trainer.store.sql.clock import Observer
+from agl.trainer.store.sql.clock import Beginnings, Observer
 from agl.trainer.store.sql.dialect import Change, Changed, insert
 from agl.trainer.store.sql.records import begins_with
 from agl.trainer.store.sql.schema import attempts as A
@@ -55,9 +55,15 @@ CHUNK = 1000
 """Maximum number of ids in one statement; databases limit its parameters."""
 
 
-def _end(begun: Any, at: Any) -> ColumnElement[Any]:
-    """When something ended that began at `begun`, by a clock that may have been set back since; None stays None."""
-    return case((begun > at, begun), else_=at)
+def _end(begun: Any, at: Any, seconds: Any) -> ColumnElement[Any]:
+    """When something ended that began at `begun`: `seconds` later, or `at` by a clock that may have been set back
+    since, where it is not known how long it took. None of both stays None."""
+    return func.coalesce(begun + seconds, case((begun > at, begun), else_=at))
+
+
+def _end_of(begun: float, at: float, seconds: float | None) -> float:
+    """As `_end`."""
+    return max(begun, at) if seconds is None else begun + seconds
 
 
 _ONE_ROLLOUT = select(R).where(R.c.rollout_id == bindparam("id"))
@@ -81,7 +87,24 @@ _SET_ATTEMPT = (
         status=bindparam("to", type_=Text),
         error=func.coalesce(bindparam("why", type_=Text), A.c.error),
         last_heartbeat_at=bindparam("beat", type_=Double),
-        ended_at=_end(A.c.started_at, bindparam("at", type_=Double)),
+        ended_at=_end(A.c.started_at, bindparam("at", type_=Double), bindparam("seconds", type_=Double)),
+    )
+)
+_CANCEL_ROLLOUT = (
+    update(R)
+    .where(R.c.rollout_id == bindparam("id"))
+    .values(
+        status="cancelled",
+        ended_at=_end(R.c.created_at, bindparam("at", type_=Double), bindparam("seconds", type_=Double)),
+    )
+)
+_CANCEL_ATTEMPT = (
+    update(A)
+    .where(A.c.rollout_id == bindparam("id"), A.c.attempt == bindparam("n"))
+    .values(
+        status="failed",
+        error="the rollout was cancelled",
+        ended_at=_end(A.c.started_at, bindparam("at", type_=Double), bindparam("seconds", type_=Double)),
     )
 )
 _OPEN = ("preparing", "running")
@@ -272,13 +295,16 @@ def _next_status(rollout: Rollout, attempt: int, status: AttemptStatus) -> Rollo
 
 
 class Move(NamedTuple):
-    """A new status of an attempt, at `now`."""
+    """A new status of an attempt, at `now`. `passed`, `ran`: seconds since its rollout was created and since it began,
+    None where this process has not seen it."""
 
     rollout_id: str
     attempt: int
     status: AttemptStatus
     error: str | None
     now: float
+    passed: float | None = None
+    ran: float | None = None
 
 
 def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout] | Exception]:
@@ -318,10 +344,11 @@ def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout]
                 "why": before["why"] if why is None and before else why,
                 "beat": row["last_heartbeat_at"],
                 "at": each.now if each.status in ATTEMPT_TERMINAL else None,
+                "seconds": each.ran if each.status in ATTEMPT_TERMINAL else None,
             }
         change = Change()
         if each.status != was and (to := _next_status(rollout, each.attempt, each.status)) != rollout.status:
-            ended_at = max(each.now, rollout.created_at) if to in ROLLOUT_TERMINAL else None
+            ended_at = _end_of(rollout.created_at, each.now, each.passed) if to in ROLLOUT_TERMINAL else None
             set_rollouts[each.rollout_id] = {"id": each.rollout_id, "to": to, "at": ended_at}
             rollout = rollouts[each.rollout_id] = dataclasses.replace(rollout, status=to, ended_at=ended_at)
             change = change_of([rollout])
@@ -348,7 +375,9 @@ def beat(connection: Connection, beats: Sequence[tuple[str, int, float]]) -> lis
     return [_no_attempt(key["id"], key["n"]) if row is None else None for key, row in zip(keys, attempts, strict=True)]
 
 
-def expire(connection: Connection, now: float, observer: Observer | None) -> tuple[list[Attempt], list[Rollout]]:
+def expire(
+    connection: Connection, now: float, observer: Observer | None, beginnings: Beginnings
+) -> tuple[list[Attempt], list[Rollout]]:
     """End attempts past their limits. Returns these, and their rollouts with the new statuses.
 
     Ages are the observer's; without one, the stored times are compared with `now`.
@@ -377,23 +406,29 @@ def expire(connection: Connection, now: float, observer: Observer | None) -> tup
         if (present["was"], present["last_heartbeat_at"]) != (row["status"], row["last_heartbeat_at"]):
             # Another process was faster.
             continue
-        (moved,) = move(connection, [Move(row["rollout_id"], row["attempt"], status, why, now)])
+        passed = seconds = None
+        if observer is not None:
+            passed = beginnings.seconds(row["rollout_id"])
+            seconds = beginnings.seconds((row["rollout_id"], row["attempt"]))
+        (moved,) = move(connection, [Move(row["rollout_id"], row["attempt"], status, why, now, passed, seconds)])
         if isinstance(moved, Exception):
             raise moved
         rollouts.append(moved.result)
-        ended_at = max(now, row["started_at"]) if status in ATTEMPT_TERMINAL else None
+        ended_at = _end_of(row["started_at"], now, seconds) if status in ATTEMPT_TERMINAL else None
         expired.append(dataclasses.replace(codec.to_attempt(row), status=status, error=why, ended_at=ended_at))
     return expired, rollouts
 
 
-def set_fields(connection: Connection, rollout_id: str, values: Mapping[str, Any], now: float) -> Changed[Rollout]:
-    """Set fields of a rollout."""
+def set_fields(
+    connection: Connection, rollout_id: str, values: Mapping[str, Any], now: float, passed: float | None
+) -> Changed[Rollout]:
+    """Set fields of a rollout, which was created `passed` seconds ago; None where that is not known."""
     row = connection.execute(_ONE_ROLLOUT.with_for_update(), {"id": rollout_id}).mappings().first()
     if row is None:
         raise no_rollout(rollout_id)
     columns = codec.rollout_columns(rollout_id, values)
     if "status" in columns:
-        ended_at = row["ended_at"] or max(now, row["created_at"])
+        ended_at = row["ended_at"] or _end_of(row["created_at"], now, passed)
         columns["ended_at"] = ended_at if columns["status"] in ROLLOUT_TERMINAL else None
     if columns:
         connection.execute(update(R).where(R.c.rollout_id == rollout_id).values(columns))
@@ -409,22 +444,18 @@ def set_fields(connection: Connection, rollout_id: str, values: Mapping[str, Any
     return Changed(rollout, change_of([rollout]) if "status" in columns else Change())
 
 
-def cancel(connection: Connection, rollout_ids: Sequence[str], now: float) -> None:
+def cancel(connection: Connection, rollout_ids: Sequence[str], now: float, beginnings: Beginnings) -> None:
     """End the rollouts that are not terminal, and their open attempts."""
     statuses(connection, rollout_ids)
     for ids in chunks(rollout_ids):
         open_rollouts = R.c.rollout_id.in_(ids) & R.c.status.not_in(sorted(ROLLOUT_TERMINAL))
-        cancelled = connection.execute(
-            update(R)
-            .where(open_rollouts)
-            .values(status="cancelled", ended_at=_end(R.c.created_at, now))
-            .returning(R.c.rollout_id)
-        )
-        connection.execute(
-            update(A)
-            .where(A.c.rollout_id.in_(cancelled.scalars().all()), A.c.status.not_in(sorted(ATTEMPT_TERMINAL)))
-            .values(status="failed", error="the rollout was cancelled", ended_at=_end(A.c.started_at, now))
-        )
+        cancelled = connection.scalars(select(R.c.rollout_id).where(open_rollouts).with_for_update()).all()
+        open_attempts = A.c.rollout_id.in_(cancelled) & A.c.status.not_in(sorted(ATTEMPT_TERMINAL))
+        attempts = connection.execute(select(A.c.rollout_id, A.c.attempt).where(open_attempts)).all()
+        ended = [{"id": id, "at": now, "seconds": beginnings.seconds(id)} for id in cancelled]
+        statements.change_many(connection, _CANCEL_ROLLOUT, ended)
+        failed = [{"id": id, "n": n, "at": now, "seconds": beginnings.seconds((id, n))} for id, n in attempts]
+        statements.change_many(connection, _CANCEL_ATTEMPT, failed)
 
 
 # -- queries ------------------------------------------------------------------------------------------------------

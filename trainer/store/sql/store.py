@@ -19,7 +19,7 @@ from agl.mdp.types import Call
 from agl.trainer.store.base import Store
 from agl.trainer.store.sql import codec, memories, pruning, records, runs
 from agl.trainer.store.sql import rollouts as lifecycle
-from agl.trainer.store.sql.clock import Clock, Observer
+from agl.trainer.store.sql.clock import Beginnings, Clock, Observer
 from agl.trainer.store.sql.database import Database
 from agl.trainer.store.sql.dialect import Change, Changed, Dialect, Watch
 from agl.trainer.store.sql.waiting import LOOK_SECONDS, Waiters
@@ -80,6 +80,7 @@ class SqlStore(Store):
         self._database = database
         self._clock = database.clock
         self._observer = Observer(self._clock.steady)
+        self._beginnings = Beginnings(self._clock.steady)
         self._waiters = Waiters()
         self._indexes = memories.Indexes()
         self._turns: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
@@ -118,9 +119,12 @@ class SqlStore(Store):
 
     # -- rollouts and attempts ------------------------------------------------------------------------------------
     async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        now = self._clock.now()
+        now, steady = self._clock.now(), self._clock.steady()
         # Ids are chosen before the operation, so that it can be run twice.
         new = [r if r.rollout_id else dataclasses.replace(r, rollout_id=new_rollout_id()) for r in rollouts]
+        for r in new:
+            ago = 0.0 if r.created_at is None else max(0.0, now - r.created_at)
+            self._beginnings.began(r.rollout_id, steady - ago)
 
         return await self._changed(self._database.write_each(lifecycle.enqueue, lifecycle.Enqueued(new, now)))
 
@@ -152,10 +156,13 @@ class SqlStore(Store):
     async def _lease(
         self, worker_id: str | None, run_id: str | None, request_id: str | None
     ) -> AttemptedRollout | None:
-        request = self._lease_request(worker_id, run_id, request_id)
+        request, steady = self._lease_request(worker_id, run_id, request_id), self._clock.steady()
         future = self._database.write_each(lifecycle.dequeue, request)
         try:
-            return await asyncio.shield(future)
+            leased = await asyncio.shield(future)
+            if leased is not None:
+                self._beginnings.began(_key(leased.attempt), steady)
+            return leased
         except asyncio.CancelledError:
             # A lease that nobody receives would block its rollout for good.
             if (lost := await future) is not None:
@@ -185,7 +192,8 @@ class SqlStore(Store):
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        move = lifecycle.Move(rollout_id, attempt, status, error, self._clock.now())
+        passed, ran = self._beginnings.seconds(rollout_id), self._beginnings.seconds((rollout_id, attempt))
+        move = lifecycle.Move(rollout_id, attempt, status, error, self._clock.now(), passed, ran)
         return await self._changed(self._database.write_each(lifecycle.move, move))
 
     async def heartbeat(self, rollout_id: str, attempt: int) -> None:
@@ -196,7 +204,7 @@ class SqlStore(Store):
         observer = self._observer if now is None else None
 
         def expire(connection: Connection) -> Changed[list[Attempt]]:
-            expired, rollouts = lifecycle.expire(connection, at, observer)
+            expired, rollouts = lifecycle.expire(connection, at, observer, self._beginnings)
             return Changed(expired, lifecycle.change_of(rollouts))
 
         return await self._changed(self._database.write(expire))
@@ -204,18 +212,22 @@ class SqlStore(Store):
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, *, request_id: str | None = None
     ) -> AttemptedRollout:
-        request = self._lease_request(worker_id, None, request_id)
-        return await self._database.write(lambda c: lifecycle.start_attempt(c, rollout_id, request))
+        request, steady = self._lease_request(worker_id, None, request_id), self._clock.steady()
+        started = await self._database.write(lambda c: lifecycle.start_attempt(c, rollout_id, request))
+        self._beginnings.began(_key(started.attempt), steady)
+        return started
 
     async def update_rollout(self, rollout_id: str, values: Mapping[str, Any]) -> Rollout:
-        now = self._clock.now()
-        return await self._changed(self._database.write(lambda c: lifecycle.set_fields(c, rollout_id, values, now)))
+        now, passed = self._clock.now(), self._beginnings.seconds(rollout_id)
+        return await self._changed(
+            self._database.write(lambda c: lifecycle.set_fields(c, rollout_id, values, now, passed))
+        )
 
     async def cancel_rollouts(self, rollout_ids: Sequence[str]) -> None:
         now = self._clock.now()
 
         def cancel(connection: Connection) -> Changed[None]:
-            lifecycle.cancel(connection, rollout_ids, now)
+            lifecycle.cancel(connection, rollout_ids, now, self._beginnings)
             return Changed(None, Change(ended=rollout_ids))
 
         await self._changed(self._database.write(cancel))
@@ -325,3 +337,7 @@ class SqlStore(Store):
 
 def _requeued(rollout: Rollout, undone: bool) -> Changed[None]:
     return Changed(None, Change({rollout.run_id: 1} if undone else {}))
+
+
+def _key(attempt: Attempt) -> tuple[str, int]:
+    return attempt.rollout_id, attempt.attempt

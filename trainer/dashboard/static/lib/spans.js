@@ -5,26 +5,26 @@ import { Value } from "./ui.js";
 
 export function Spans({ spans, omitted }) {
   const tree = useMemo(() => nested(spans), [spans]);
-  const begin = Math.min(...spans.map((s) => s.start));
-  const length = Math.max(...spans.map((s) => s.end)) - begin || 1;
+  const length = Math.max(...spans.map((s) => s.begun + s.seconds)) || 1;
   if (spans.length === 0) return html`<p class="empty">No span was recorded.</p>`;
-  return html`<ul class="tree">${tree.map((node) => html`<${Node} key=${node.span.span_id} node=${node} begin=${begin} length=${length} />`)}</ul>
+  return html`<ul class="tree">${tree.map((node) => html`<${Node} key=${node.span.span_id} node=${node} length=${length} />`)}</ul>
     ${omitted > 0 && html`<p class="dim">${num(omitted)} later spans are not shown: agl trace show</p>`}`;
 }
 
+// The spans come in the order in which they began.
 function nested(spans) {
   const nodes = new Map(spans.map((span) => [span.span_id, { span, children: [] }]));
   const top = [];
-  for (const node of [...nodes.values()].sort((a, b) => a.span.start - b.span.start || a.span.end - b.span.end)) {
+  for (const node of nodes.values()) {
     const parent = nodes.get(node.span.parent_id);
     (parent && parent !== node ? parent.children : top).push(node);
   }
   return top;
 }
 
-function Node({ node, begin, length }) {
+function Node({ node, length }) {
   const { span, children } = node;
-  const bar = { left: `${((span.start - begin) / length) * 100}%`, width: `${Math.max(0.4, ((span.end - span.start) / length) * 100)}%` };
+  const bar = { left: `${(span.begun / length) * 100}%`, width: `${Math.max(0.4, (span.seconds / length) * 100)}%` };
   const about = summary(span);
   return html`<li>
     <details>
@@ -32,7 +32,7 @@ function Node({ node, begin, length }) {
         <span class="what ${span.status === "error" ? "bad" : ""}">${span.name}</span>
         <span class="clip dim">${about}</span>
         <span class="when"><i style=${bar}></i></span>
-        <span class="num dim took">${duration(span.end - span.start)}</span>
+        <span class="num dim took">${duration(span.seconds)}</span>
       </summary>
       ${span.status_message && html`<p class="bad">${span.status_message}</p>`}
       <table class="pairs"><tbody>
@@ -40,7 +40,7 @@ function Node({ node, begin, length }) {
         ${span.events.map((e) => html`<tr><th scope="row">${e.name}</th><td><${Value} value=${e.attributes} /></td></tr>`)}
       </tbody></table>
     </details>
-    ${children.length > 0 && html`<ul>${children.map((child) => html`<${Node} key=${child.span.span_id} node=${child} begin=${begin} length=${length} />`)}</ul>`}
+    ${children.length > 0 && html`<ul>${children.map((child) => html`<${Node} key=${child.span.span_id} node=${child} length=${length} />`)}</ul>`}
   </li>`;
 }
 

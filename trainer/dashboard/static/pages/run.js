@@ -130,7 +130,7 @@ function View({ store, run, metrics }) {
       html`<${Fact} label="other models" title="price of their calls, judges' included, in rollouts that succeeded">
         ${dollars(total(values["train/cost_usd"]) + total(values["val/cost_usd"]))}
       <//>`}
-      <${Fact} label="took" title=${clock(run.created_at)}>${duration((run.ended_at || run.updated_at) - run.created_at)}<//>
+      <${Fact} label=${run.ended_at ? "took" : "steps took"} title=${clock(run.created_at)}>${duration(run.ended_at ? run.ended_at - run.created_at : total(values.seconds))}<//>
       <${Fact} label="last write" title=${clock(run.updated_at)}>${ago(run.updated_at)}<//>
     </dl>
     ${steps.length === 0
