@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from agl import semconv, tracing
 from agl.messages.tool_output import tool_output
+from agl.tracing import offered_tools
 from agl.tracing.context import Scope
 
 
@@ -113,16 +114,19 @@ def tool_run(
         call_id: the model's `tool_call_id`, by which rewards find the model call that issued it.
         agent: the calling agent; the parent's agent if None.
         issued_by: id of the `chat` span that asked for the tool, where its answer has no `tool_call_id`.
-        tool: the framework's tool, which may have a description.
+        tool: the framework's tool, which may have a description; without one, it is that of the model's request.
     """
     parent = parent or tracing.current()
     if parent is None or (call_id and _runs(parent, call_id)):
         return None
     text = arguments if isinstance(arguments, str | None) else json.dumps(arguments, default=str)
+    described = _described(tool, description=semconv.TOOL_DESCRIPTION)
+    if not described:
+        described = {semconv.TOOL_DESCRIPTION: offered_tools.description(parent.rollout, agent or parent.agent, name)}
     attributes = {
         semconv.TOOL_NAME: name,
         semconv.TOOL_TYPE: "function",
-        **_described(tool, description=semconv.TOOL_DESCRIPTION),
+        **described,
         semconv.TOOL_CALL_ID: call_id,
         semconv.TOOL_CALL_ARGUMENTS: text if parent.rollout.capture_content else None,
         semconv.ISSUED_BY: issued_by,

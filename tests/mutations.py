@@ -388,10 +388,44 @@ MUTATIONS = (
     Mutation(
         "a tool's description is not recorded",
         "adapters/scopes.py",
-        """        **_described(tool, description=semconv.TOOL_DESCRIPTION),
-""",
-        "",
+        "offered_tools.description(parent.rollout, agent or parent.agent, name)}",
+        "None}",
         unit("semconv", "test_spans_of_agents_and_tools_have_what_the_framework_says_of_them"),
+    ),
+    Mutation(
+        "a tool's description is another agent's",
+        "core/tracing/offered_tools.py",
+        "    offers = [rollout.offered.get(agent), *others]\n",
+        "    offers = [*others, rollout.offered.get(agent)]\n",
+        unit("offered_tools"),
+    ),
+    Mutation(
+        "an inferred tool has no description",
+        "core/tracing/inferred.py",
+        "= recorded_description(chat, call.name)",
+        "= None",
+        unit("offered_tools"),
+    ),
+    Mutation(
+        "calls over gRPC are no spans",
+        "core/tracing/grpc_hooks.py",
+        "/(?:Stream|Bidi)?GenerateContent$",
+        "/(?:Stream|Bidi)?GenerateNothing$",
+        unit("grpc_hooks", "test_a_selected_agent_with_a_routed_call_and_one_over_grpc_does_not_train"),
+    ),
+    Mutation(
+        "a stream over gRPC that is dropped is kept alive",
+        "core/tracing/grpc_hooks.py",
+        "        _when_done(pending, scope)\n        return pending\n",
+        "        pending.add_done_callback(lambda call: _end(scope, lambda: call))\n        return pending\n",
+        unit("grpc_hooks", "test_a_stream_that_is_dropped_is_cancelled_as_without_agl"),
+    ),
+    Mutation(
+        "calls of a rarer library for WebSockets are no spans",
+        "core/tracing/websocket_hooks.py",
+        '    "simple_websocket.aiows": (',
+        '    "simple_websocket.none": (',
+        unit("websocket_hooks", "test_a_call_is_a_chat_span_with_its_answer"),
     ),
     # -- rows: what is trained ----------------------------------------------------------------------------------------
     Mutation(

@@ -34,7 +34,7 @@ from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
 from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Patches
-from agl.adapters.scopes import place
+from agl.adapters.scopes import place, tool_run
 from agl.messages import ToolCall
 from agl.messages.tool_output import ToolOutput, tool_output
 from agl.tracing.context import Scope
@@ -303,8 +303,7 @@ class _Spans:
         elif data.type == "handoff":
             scope = tracing.start(semconv.HANDOFF, "", parent=parent)
         elif data.type == "function":
-            attributes = {semconv.TOOL_NAME: data.name, semconv.TOOL_TYPE: "function"}
-            scope = tracing.start(semconv.EXECUTE_TOOL, data.name, parent=parent, attributes=attributes)
+            scope = tool_run(data.name, None, None, parent=parent)
         self._open[_key(span)] = _Open(scope or parent, scope, run, sys.exception())
 
     def _end(self, span: Any) -> None:

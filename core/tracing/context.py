@@ -54,6 +54,7 @@ class RolloutContext:
         spans: finished spans, in the order in which they ended.
         on_span_end: called with each finished span, in the thread that ended it.
         open: scopes that have not ended.
+        offered: agent -> the tools of its last request (`agl.tracing.offered_tools`).
         refused: what only a main thread may do and was tried in the attempt (`agl.tracing.main_thread`).
         closed: set at the end of the attempt (`close`); spans that end later are dropped.
     """
@@ -72,6 +73,7 @@ class RolloutContext:
     spans: MutableSequence[Span] = field(default_factory=list)
     on_span_end: Callable[[Span], None] | None = None
     open: dict[Scope, bool] = field(default_factory=dict)
+    offered: dict[str, Any] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     closed: bool = False
 

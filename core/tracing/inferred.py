@@ -20,6 +20,7 @@ from agl.mdp.tool_runs import is_answered, joined, persons_answers, tool_name
 from agl.mdp.types import Call
 from agl.messages import Message, ToolCall, ToolResult, read, write
 from agl.messages.tool_output import tool_output
+from agl.tracing.offered_tools import recorded_description
 from agl.tracing.provider_formats import request_messages
 
 MOST_OPEN_TOOL_CALLS = 10_000
@@ -103,6 +104,7 @@ class SpanInference:
             }
             if self.capture_content:
                 facts |= {semconv.TOOL_CALL_ARGUMENTS: call.json_arguments, semconv.TOOL_CALL_RESULT: result.text}
+                facts[semconv.TOOL_DESCRIPTION] = recorded_description(chat, call.name)
             error = None
             if result.failed or output.failed:
                 error = result.text if self.capture_content else "the tool failed"

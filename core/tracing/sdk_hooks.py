@@ -32,7 +32,7 @@ from typing import Any, Protocol, Self
 
 from agl import semconv
 from agl.messages import google
-from agl.tracing import arrivals, background, context, http_hooks, websocket_hooks
+from agl.tracing import arrivals, background, context, grpc_hooks, http_hooks, offered_tools, websocket_hooks
 from agl.tracing.client_patches import ClientPatches
 from agl.tracing.context import Scope
 from agl.tracing.provider_formats import request_messages, settings
@@ -94,6 +94,9 @@ class Observer(Protocol):
     def failed(self, scope: Scope, error: BaseException) -> None: ...
 
 
+_UNROUTED = (http_hooks, websocket_hooks, grpc_hooks)
+"""What records the calls that no SDK's hook sees."""
+
 _lock = threading.Lock()
 _installs = 0
 _patches = ClientPatches()
@@ -113,8 +116,8 @@ def install() -> None:
     with _lock:
         _installs += 1
         if _installs == 1:
-            http_hooks.install()
-            websocket_hooks.install()
+            for unrouted in _UNROUTED:
+                unrouted.install()
         for sdk, is_async, cls, method in clients:
             if not _patches.has(cls, method):
                 _patches.replace(cls, method, _patched(sdk, getattr(cls, method), is_async=is_async))
@@ -139,8 +142,8 @@ def uninstall() -> None:
         _installs -= 1
         if _installs:
             return
-        http_hooks.uninstall()
-        websocket_hooks.uninstall()
+        for unrouted in _UNROUTED:
+            unrouted.uninstall()
         _patches.restore()
         for client in _sync_clients.values():
             client.close()
@@ -240,6 +243,8 @@ class _RoutedRequest:
             self.scope = chat
             chat.wire_calls += 1
             chat.requested = time.monotonic()
+            if scope.rollout.capture_content and isinstance(self.body, dict) and (tools := self.body.get("tools")):
+                offered_tools.remember(scope.rollout, chat.agent, tools)
 
     @property
     def body(self) -> Any:

@@ -6,7 +6,7 @@ it. So a trace shows the call, and training says that it bypassed the gateway.
 
 Patched while rollouts run, where imported: what sends and receives in the client connections of `websockets` (>= 13,
 and its legacy client), through which the SDKs of OpenAI and Google and the OpenAI Agents SDK talk; and of
-websocket-client, aiohttp and httpx-ws, with which programs do it by themselves.
+websocket-client, aiohttp, httpx-ws and simple-websocket, with which programs do it by themselves.
 """
 
 from __future__ import annotations
@@ -68,6 +68,10 @@ def _url_of_httpx(connection: Any) -> str | None:
     return None if connection.response is None else re.sub("^http", "ws", str(connection.response.request.url))
 
 
+def _url_of_simple(connection: Any) -> str | None:
+    return f"{'wss' if connection.port == 443 else 'ws'}://{connection.host}:{connection.port}{connection.path}"
+
+
 def _data(message: Any) -> Any:
     return getattr(message, "data", None)
 
@@ -98,6 +102,8 @@ _CLIENTS: dict[str, tuple[_Client, ...]] = {
         ),
     ),
     "httpx_ws._api": (_httpx_ws("WebSocketSession", False), _httpx_ws("AsyncWebSocketSession", True)),
+    "simple_websocket.ws": (_Client("Client", False, _url_of_simple, receives="receive"),),
+    "simple_websocket.aiows": (_Client("AioClient", True, _url_of_simple, receives="receive"),),
 }
 """Module -> its connections."""
 _addresses: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -199,6 +199,28 @@ def by_httpx_ws_async(address: str) -> None:
     asyncio.run(run())
 
 
+def by_simple_websocket(address: str) -> None:
+    simple_websocket = pytest.importorskip("simple_websocket")
+    connection = simple_websocket.Client(f"ws://{address}/v1/realtime?model=m")
+    connection.send(json.dumps({"type": "response.create"}))
+    while json.loads(connection.receive())["type"] != "response.done":
+        pass
+    connection.close()
+
+
+def by_simple_websocket_async(address: str) -> None:
+    simple_websocket = pytest.importorskip("simple_websocket")
+
+    async def run() -> None:
+        connection = await simple_websocket.AioClient.connect(f"ws://{address}/v1/realtime?model=m")
+        await connection.send(json.dumps({"type": "response.create"}))
+        while json.loads(await connection.receive())["type"] != "response.done":
+            pass
+        await connection.close()
+
+    asyncio.run(run())
+
+
 def by_legacy_websockets(address: str) -> None:
     from websockets.legacy.client import connect
 
@@ -218,6 +240,8 @@ OTHER_CLIENTS = [
     by_aiohttp,
     by_httpx_ws,
     by_httpx_ws_async,
+    by_simple_websocket,
+    by_simple_websocket_async,
     by_legacy_websockets,
 ]
 CALLS = [responses, responses_async, realtime, live, agents_sdk, *OTHER_CLIENTS]
