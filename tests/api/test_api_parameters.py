@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from late import installed
 from scripted import new_access
+from sdk_faults import faults
 
 from agl.messages.google import camel
 from agl.trainer.gateway.dialects import common
@@ -107,6 +108,55 @@ def test_every_value_that_an_sdk_spells_out_is_taken_or_refused_by_name(name: st
             assert refused is None or (refused.status, refused.param) == (400, field), (field, value)
             assert refused is None or refused.message.startswith(field), (field, value)
     assert count
+
+
+HISTORIES = {"messages", "input"}
+"""Parameters that hold what was said before. What is read of it is checked; fields that clients add, such as those of
+another API, are dropped knowingly."""
+NOTHING_TO_NAME = {"model"}
+"""Parameters of which any value is taken: the agent's policy answers."""
+CLOSED = [name for name in READERS if name.startswith("openai")]
+
+
+def beside(read: Callable[..., Any], field: str) -> dict[str, Any]:
+    """What a parameter needs beside it."""
+    functions = {
+        chat.read: [{"type": "function", "function": {"name": "f"}}],
+        responses.read: [{"type": "function", "name": "f"}],
+    }
+    if field == "tool_choice":
+        return {"tools": functions[read]}
+    return {"logprobs": True} if field == "top_logprobs" and read is chat.read else {}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_every_fault_within_a_parameter_is_refused_at_its_place(name: str) -> None:
+    read, base = READERS[name]
+    taken, misplaced, undecided, count = [], [], [], 0
+    for field, kind in annotations(of_sdk(name)).items():
+        body = base | beside(read, field)
+        for fault in faults(kind) if field not in HISTORIES | NOTHING_TO_NAME else ():
+            count += 1
+            place = ".".join(map(str, (field, *fault.path)))
+            refused = refusal_of(lambda b: read(b, new_access()), body | {field: fault.value})
+            whole = refusal_of(lambda b: read(b, new_access()), body | {field: fault.sound})
+            if whole is not None and whole.code == "unknown_parameter":
+                undecided.append(whole.param)
+            elif refused is None:
+                taken.append(place)
+            elif not is_named(refused, place, whole):
+                misplaced.append((place, refused.param, refused.message))
+    assert (taken, misplaced, undecided) == ([], [], [])
+    assert count > 50
+
+
+def is_named(refused: RequestError, place: str, whole: RequestError | None) -> bool:
+    """Whether a refusal names the place of a fault. `whole`: the refusal of the same without the fault, if any."""
+    param = str(refused.param)
+    # An object of a type that is not supported is named itself; of what is not supported, the inside does not matter.
+    known = param in (place, place.removesuffix(".type")) or (whole is not None and param == whole.param)
+    inside = refused.code == "unsupported_parameter" and place.startswith(f"{param}.")
+    return refused.status == 400 and param in refused.message and (known or inside)
 
 
 READ = (

@@ -243,6 +243,7 @@ async def test_an_error_before_the_first_token_has_a_status_and_a_later_one_ends
 
 ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
 
+
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
     [

@@ -15,8 +15,15 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, TypeAdapter, ValidationError, with_config
-from pydantic_core import ErrorDetails
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
 from typing_extensions import TypedDict, is_typeddict
 
 from agl.errors import nearest
@@ -166,7 +173,7 @@ def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> Reques
     """Why a value does not fit a type. `where`: its field; "" for a whole body."""
     # Of a union, the member that the value is meant for is the one that it fits for longest.
     first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
-    path = _path(first, value)
+    path = _path(first["loc"], value, first["type"]) or []
     field = ".".join(map(str, [where, *path] if where else path))
     context = first.get("ctx", {})
     match first["type"]:
@@ -183,19 +190,24 @@ def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> Reques
     return RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field)
 
 
-def _path(error: ErrorDetails, value: Any) -> list[str | int]:
-    """Where in a value an error is, without the names of a union's members, which pydantic puts among the fields."""
-    path: list[str | int] = []
-    for i, step in enumerate(error["loc"]):
-        missing = error["type"] == "missing" and i == len(error["loc"]) - 1
-        if isinstance(value, list) and isinstance(step, int):
-            value = value[step]
-        elif isinstance(value, dict) and (step in value or missing):
-            value = value.get(step)
-        else:
-            continue
-        path.append(step)
-    return path
+def _path(steps: Sequence[str | int], value: Any, error: str) -> list[str | int] | None:
+    """Where in a value an error is: its place without the names of a union's members, which pydantic puts among the
+    fields, and which fields can have as well. None for a place that the value does not have.
+
+    Args:
+        steps: the place as pydantic has it. value: what was checked. error: the error's type.
+    """
+    if not steps:
+        return []
+    step, *rest = steps
+    held = isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value
+    if held and (inner := _path(rest, value[step], error)) is not None:
+        return [step, *inner]
+    if not rest and error == "missing":
+        return [step] if isinstance(value, dict) and step not in value else None
+    if not rest and error == "extra_forbidden":
+        return None
+    return _path(rest, value, error)
 
 
 def _field_names(kind: Any, path: Sequence[str | int]) -> set[str]:

@@ -60,9 +60,16 @@ class SchemaFormat(TypedDict):
 
 
 @closed
-class PredictedText(TypedDict):
-    type: Literal["text"]
-    text: str
+class CacheBreakpoint(TypedDict, total=False):
+    mode: Required[Literal["explicit"]]
+    ttl: Literal["30m", "12h"] | None
+
+
+@closed
+class PredictedText(TypedDict, total=False):
+    type: Required[Literal["text"]]
+    text: Required[str]
+    prompt_cache_breakpoint: CacheBreakpoint | None
 
 
 @closed
@@ -97,9 +104,14 @@ class NamedTool(TypedDict):
 
 
 @closed
+class ChosenName(TypedDict):
+    name: str
+
+
+@closed
 class ChosenTool(TypedDict):
     type: Literal["function"]
-    function: ToolName
+    function: ChosenName
 
 
 @closed
