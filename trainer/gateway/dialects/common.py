@@ -200,14 +200,18 @@ def _path(steps: Sequence[str | int], value: Any, error: str) -> list[str | int]
     if not steps:
         return []
     step, *rest = steps
-    held = isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value
-    if held and (inner := _path(rest, value[step], error)) is not None:
+    if _has(value, step) and (inner := _path(rest, value[step], error)) is not None:
         return [step, *inner]
     if not rest and error == "missing":
         return [step] if isinstance(value, dict) and step not in value else None
     if not rest and error == "extra_forbidden":
         return None
     return _path(rest, value, error)
+
+
+def _has(value: Any, step: str | int) -> bool:
+    """Whether an object has a field, or a list an index."""
+    return isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value
 
 
 def _field_names(kind: Any, path: Sequence[str | int]) -> set[str]:
