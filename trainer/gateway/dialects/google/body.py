@@ -151,8 +151,11 @@ def _form(config: dict[str, Any]) -> dict[str, Any]:
     schema = google.json_schema(config.get("responseSchema")) if schema is None else google.ordered(schema)
     if kind != "application/json" and (schema is not None or kind != "text/plain"):
         raise _refused("responseMimeType", f"is {kind!r}; application/json can have a schema, text/plain has none")
-    form = {"type": "json_object" if schema is None else "json_schema", "json_schema": {"schema": schema}}
-    return {"response_format": form} if kind == "application/json" else {}
+    if kind != "application/json":
+        return {}
+    if schema is None:
+        return {"response_format": {"type": "json_object"}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
 def _refused(where: str, why: str) -> RequestError:
