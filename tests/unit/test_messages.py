@@ -138,6 +138,24 @@ async def test_the_events_add_up_to_the_message(tools: list[Any]) -> None:
 
 
 @in_loop
+async def test_a_stream_counts_tokens_as_the_whole_answer_does() -> None:
+    async with serving(ScriptedEngine(quick_tokenizer(), ["one two"], caches=True)) as rig:
+        attempt = await rig.attempt()
+        await create(attempt)
+        whole = await create(attempt)
+        message, events = await stream(attempt)
+    assert message.usage == whole.usage
+    assert whole.usage.cache_read_input_tokens
+    start, end = (next(e for e in events if e.type == kind) for kind in ("message_start", "message_delta"))
+    counted = start.message.usage.model_dump(exclude_unset=True)
+    assert counted.keys() == end.usage.model_dump(exclude_unset=True).keys()
+    assert counted["input_tokens"] == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+    # What is not known yet is nothing, of a type that clients add up.
+    details = counted.pop("output_tokens_details")
+    assert {*details.values(), *(n for name, n in counted.items() if name != "input_tokens")} == {0}
+
+
+@in_loop
 async def test_text_comes_as_it_is_sampled() -> None:
     async with serving(ScriptedEngine(quick_tokenizer(), ["1234567890"], paused=True)) as rig:
         attempt = await rig.attempt()
@@ -351,9 +369,11 @@ async def test_an_attempt_that_ends_tells_its_streams() -> None:
             events = await own.messages.create(**ASK, stream=True)
             await anext(events)
             (call,) = await attempt.close()
-            with pytest.raises(anthropic.APIError, match="attempt has ended"):
+            with pytest.raises(anthropic.APIError, match="attempt has ended") as caught:
                 async for _ in events:
                     pass
+    body: Any = caught.value.body
+    assert body["request_id"] == call.id
     assert (call.finish_reason, call.response_ids.size) == ("cancelled", 1)
 
 

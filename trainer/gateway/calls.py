@@ -91,6 +91,7 @@ class Reply:
         prompt_tokens: P.
         reasoning_tokens: how many of the sampled tokens are reasoning.
         unfinished: whether it has tool calls and ends within another one, whose beginning is in the message's text.
+        stop_text: the one of the request's stop texts that ended it.
     """
 
     call_id: str
@@ -100,6 +101,7 @@ class Reply:
     prompt_tokens: int
     reasoning_tokens: int
     unfinished: bool = False
+    stop_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,15 @@ def cut_at_stop(parsed: ParsedMessage, stop: Sequence[str]) -> ParsedMessage:
     if (end := _first(stop, parsed.content)) is not None:
         return replace(parsed, content=parsed.content[:end])
     return parsed
+
+
+def stop_text_of(completion: Completion, stop: Sequence[str], rendering: Rendering) -> str | None:
+    """The stop text that ended an answer; None where something else did."""
+    if not stop or completion.finish_reason != "stop":
+        return None
+    text = rendering.decode(completion.token_ids)
+    places = [(at, each) for each in stop if (at := text.find(each)) >= 0]
+    return min(places)[1] if places else None
 
 
 def _first(texts: Sequence[str], within: str) -> int | None:

@@ -34,6 +34,7 @@ from agl.trainer.gateway.calls import (
     cut_at_stop,
     rendered_prompt,
     request_record,
+    stop_text_of,
 )
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
@@ -404,10 +405,12 @@ class Gateway:
         access.sessions.remember(match, call_id, session, choice.prompt, completion.token_ids, message)
         # Calls of which the last has no end are not all that the policy wants, even where a stop token ended the last.
         # The beginning of a single call is a text that the policy has ended.
-        unfinished = parsed.unfinished and bool(parsed.tool_calls)
+        # A stop text that the agent has asked for ends an answer anywhere.
+        stop_text = stop_text_of(completion, sampling.stop, served.rendering)
+        unfinished = parsed.unfinished and bool(parsed.tool_calls) and stop_text is None
         # The APIs have no finish reason for an answer that the engine aborted: to the client it is one cut short.
         shown_reason = "length" if finish_reason == "cancelled" or unfinished else finish_reason
-        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, unfinished)
+        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, unfinished, stop_text)
 
     # -- records ------------------------------------------------------------------------------------------------------
 

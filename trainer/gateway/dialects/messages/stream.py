@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agl.trainer.gateway.access import PendingRequest
-from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
+from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.common import sse
 from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
 from agl.trainer.gateway.dialects.error_forms import anthropic_error
@@ -41,13 +41,13 @@ class MessagesStream:
         if not self._blocks:
             yield from self._start_block({"type": "text", "text": ""})
         yield from self._stop_block()
-        stop = stop_fields(reply, self._request.chat, self._served.rendering)
-        yield _event("message_delta", delta=stop, usage=usage(reply))
+        stop = stop_fields(reply, self._request.chat, self._served)
+        yield _event("message_delta", delta=stop, usage=usage(TokenCounts.of(replies)))
         yield _event("message_stop")
 
     def fail(self, error: RequestError) -> Iterator[bytes]:
         """The error of an answer that broke off."""
-        yield sse(anthropic_error(error), "error")
+        yield sse(anthropic_error(error, self._pending.response_id), "error")
 
     def _start(self, prompt_tokens: int) -> Iterator[bytes]:
         if not self._started:
@@ -58,7 +58,7 @@ class MessagesStream:
                 "stop_reason": None,
                 "stop_sequence": None,
                 # How much of the prompt was continued is sent at the end, where clients read the final counts.
-                "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
+                "usage": usage(TokenCounts(prompt_tokens, cached=0, sampled=0, reasoning=0)),
             }
             yield _event("message_start", message=message)
 
