@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections.abc
 import typing
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any, NamedTuple, Required
 
 from typing_extensions import is_typeddict
@@ -66,6 +67,8 @@ def faults(kind: Any, depth: int = 0) -> Iterator[Fault]:
         yield Fault(7, sound, ())
         for fault in faults(typing.get_args(kind)[1], depth + 1):
             yield fault.within("k", lambda value: {"k": value})
+    elif isinstance(kind, type) and issubclass(kind, Enum):
+        yield Fault(UNKNOWN, sound, ())
     elif kind in _SCALARS and kind is not object:
         yield Fault({UNKNOWN: []}, sound, ())
 
@@ -82,6 +85,8 @@ def sample(kind: Any) -> Any:
         return sample(next(member for member in args if member is not type(None)))
     if origin is typing.Literal:
         return args[0]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next(iter(kind)).value
     if origin in _LISTS:
         return [sample(args[0])]
     if origin is dict:

@@ -17,7 +17,8 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
     content: list[dict[str, Any]] = []
     reasoning = reply.message.get("reasoning_content")
     if reasoning and request.body.thinks:
-        content.append({"type": "thinking", "thinking": reasoning, "signature": signature(pending)})
+        shown = "" if request.body.omits_thoughts else reasoning
+        content.append({"type": "thinking", "thinking": shown, "signature": signature(pending)})
     if text := reply.message.get("content"):
         content.append({"type": "text", "text": text})
     for call in reply.message.get("tool_calls") or ():

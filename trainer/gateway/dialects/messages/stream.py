@@ -64,19 +64,21 @@ class MessagesStream:
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         if (reasoning := delta.get("reasoning_content")) and self._request.body.thinks:
-            yield from self._write("thinking", {"thinking": "", "signature": ""}, "thinking_delta", reasoning)
+            yield from self._begin("thinking", {"thinking": "", "signature": ""})
+            if not self._request.body.omits_thoughts:
+                yield self._block_delta("thinking_delta", "thinking", reasoning)
         if text := delta.get("content"):
-            yield from self._write("text", {"text": ""}, "text_delta", text)
+            yield from self._begin("text", {"text": ""})
+            yield self._block_delta("text_delta", "text", text)
         for call in delta.get("tool_calls") or ():
             function = call["function"]
             yield from self._start_block({"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}})
             yield self._block_delta("input_json_delta", "partial_json", function["arguments"])
 
-    def _write(self, kind: str, empty: Mapping[str, Any], delta: str, text: str) -> Iterator[bytes]:
-        """Text of a block, which is started if the block that is being written is of another type."""
+    def _begin(self, kind: str, empty: Mapping[str, Any]) -> Iterator[bytes]:
+        """The start of a block, unless the one that is being written is of this type."""
         if self._open_block != kind:
             yield from self._start_block({"type": kind, **empty})
-        yield self._block_delta(delta, kind, text)
 
     def _start_block(self, block: Mapping[str, Any]) -> Iterator[bytes]:
         yield from self._stop_block()
