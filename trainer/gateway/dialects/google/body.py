@@ -119,7 +119,9 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
         raise RequestError(error.status, shown, code=error.code, param=_NAMES.get(name, error.param)) from None
     failed = frozenset(result.id for message in history for result in message.tool_results if result.failed)
     thinking = google.camel(config.get("thinkingConfig"))
-    return DialectRequest(thinking, replace(request.chat, failed_tools=failed), stream)
+    schema = "responseSchema" if config.get("responseJsonSchema") is None else "responseJsonSchema"
+    chat = replace(request.chat, failed_tools=failed, schema_field=f"generationConfig.{schema}")
+    return DialectRequest(thinking, chat, stream)
 
 
 def _turns(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
