@@ -2028,8 +2028,8 @@ MUTATIONS = (
     Mutation(
         "a function that is not there may be called",
         "trainer/gateway/dialects/google/body.py",
-        "            if name not in tool_names(tools):\n",
-        "            if not tools:\n",
+        "        if name not in tool_names(tools):\n",
+        "        if not tools:\n",
         unit("google", "test_what_cannot_be_read_is_refused"),
     ),
     Mutation(
@@ -2245,8 +2245,8 @@ MUTATIONS = (
     Mutation(
         "the policy sees tools that may not be called",
         "trainer/gateway/dialects/common.py",
-        '        allowed = [tool for tool in tools if tool["function"]["name"] in names]\n',
-        "        allowed = tools\n",
+        '    allowed = [tool for tool in tools if tool["function"]["name"] in names]\n',
+        "    allowed = tools\n",
         api("features", "test_what_agents_ask_for[responses]"),
     ),
     Mutation(

@@ -38,7 +38,8 @@ async def test_the_models_of_openais_sdk() -> None:
         assert (await client.models.retrieve("policy")).id == "policy"
         with pytest.raises(openai.NotFoundError, match="no policy 'gpt-5' is served here") as raised:
             await client.models.retrieve("gpt-5")
-    assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+    error = raised.value
+    assert (error.type, error.code, error.param) == ("invalid_request_error", "model_not_found", "model")
 
 
 @pytest.mark.parametrize("base", ["", "/v1"])
@@ -214,7 +215,7 @@ async def test_what_is_not_served_is_refused_in_the_form_of_its_api() -> None:
                 assert answer.status_code == status, (method, path, answer.text)
                 kind, message = error_of(provider, answer)
                 refused = {"openai": "invalid_request_error", "anthropic": "invalid_request_error"}
-                missing = {"openai": "not_found_error", "anthropic": "not_found_error", "google": "NOT_FOUND"}
+                missing = {"openai": "invalid_request_error", "anthropic": "not_found_error", "google": "NOT_FOUND"}
                 assert kind == (missing if status == 404 else refused).get(provider, "INVALID_ARGUMENT"), path
                 assert f"{method} " in message
                 assert "is not served" in message

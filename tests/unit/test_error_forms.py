@@ -161,7 +161,7 @@ OPENAI = {
     400: ("BadRequestError", "invalid_request_error"),
     401: ("AuthenticationError", "authentication_error"),
     403: ("PermissionDeniedError", "permission_error"),
-    404: ("NotFoundError", "not_found_error"),
+    404: ("NotFoundError", "invalid_request_error"),
     409: ("ConflictError", "invalid_request_error"),
     413: ("APIStatusError", "invalid_request_error"),
     429: ("RateLimitError", "rate_limit_error"),

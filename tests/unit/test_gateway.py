@@ -373,7 +373,7 @@ async def test_bodies_that_are_no_chat_request():
                 answer = await client.post(f"{attempt.url()}/chat/completions", content=body)
                 assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), body[:80]
             lost = await client.get(f"{attempt.url()}/embeddings")
-            assert (lost.status_code, lost.json()["error"]["type"]) == (404, "not_found_error")
+            assert (lost.status_code, lost.json()["error"]["type"]) == (404, "invalid_request_error")
         assert len(await attempt.close()) == 9
 
 

@@ -45,6 +45,7 @@ class ChatRequest:
         replaced: facts of the request's replaced system prompts, for the record; None if none were to be replaced.
         one_call: whether an answer that is held to a grammar may call one tool only.
         failed_tools: ids of the tool calls with results marked as errors, in dialects that mark them.
+        schema_field: where the client's body has the schema of the answer, for errors.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -56,6 +57,7 @@ class ChatRequest:
     failed_tools: frozenset[str] = frozenset()
     one_call: bool = False
     replaced: Mapping[str, Any] | None = None
+    schema_field: str = "response_format"
 
 
 @dataclass(slots=True, eq=False)

@@ -36,7 +36,7 @@ from agl.trainer.gateway.calls import (
     request_record,
     stop_text_of,
 )
-from agl.trainer.gateway.errors import PromptTooLongError, RequestError, invalid_key, refusal
+from agl.trainer.gateway.errors import PromptTooLongError, RequestError, SchemaError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.sessions import SessionMatch
 from agl.trainer.http.auth import key_of, matches
@@ -300,7 +300,7 @@ class Gateway:
         schema, reasoning = request.sampling.grammar, served.rendering.reasoning(prompt)
         if (held := holds_to_grammars(served.engine)) is not True:
             if schema and held:
-                raise RequestError(400, held, param="response_format")
+                raise RequestError(400, held, param=request.schema_field)
             why = f"{type(served.engine).__name__} does not enforce one; agl's own does: {install_line('structured')}"
         elif request.force_tool:
             rests = served.rendering.forced_call(request.tools, request.force_tool).rests
@@ -480,13 +480,11 @@ def _of_schema(request: ChatRequest, refused: RequestError, error: Exception) ->
     names = [request.force_tool] if isinstance(request.force_tool, str) else names
     form = error.where.get("form")
     path = error.where["schema"]
-    field = "response_format"
-    owner = field
-    if isinstance(form, int) and form < len(names):
-        field = "tools"
-        owner = f"tool {names[form]!r}"
+    tool = names[form] if isinstance(form, int) and form < len(names) else None
+    field = request.schema_field if tool is None else "tools"
+    owner = field if tool is None else f"tool {tool!r}"
     text = f"{error.message} (the schema of {owner}, at {path})\n  -> {error.hint}"
-    return RequestError(refused.status, text, code=refused.code, param=field)
+    return SchemaError(text, code=refused.code, param=field, tool=tool)
 
 
 def _strict(tools: Tools) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from agl.trainer.gateway.errors import PromptTooLongError, RequestError
+from agl.trainer.gateway.errors import HISTORY, PromptTooLongError, RequestError, SchemaError
 
 
 class Types(NamedTuple):
@@ -31,7 +31,7 @@ _FAILED = Types("server_error", "api_error", "INTERNAL")
 TYPES = {
     401: Types("authentication_error", "authentication_error", "UNAUTHENTICATED"),
     403: Types("permission_error", "permission_error", "PERMISSION_DENIED"),
-    404: Types("not_found_error", "not_found_error", "NOT_FOUND"),
+    404: Types("invalid_request_error", "not_found_error", "NOT_FOUND"),
     409: Types("invalid_request_error", "conflict_error", "ABORTED"),
     413: Types("invalid_request_error", "request_too_large", "INVALID_ARGUMENT"),
     429: Types("rate_limit_error", "rate_limit_error", "RESOURCE_EXHAUSTED"),
@@ -49,17 +49,27 @@ def types(status: int) -> Types:
     return TYPES.get(status, _REFUSED if status < 500 else _FAILED)
 
 
-def openai_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
+def openai_error(error: RequestError, request_id: str | None = None, *, history: str = "messages") -> dict[str, Any]:
     """The error in OpenAI's form, which has no field for the request's id. Clients look for the words of its newer
-    models or for those of its older ones."""
+    models or for those of its older ones. `history`: what the API calls the field with the conversation."""
     message = _overflow(
         error,
         "Input tokens exceed the configured limit of {limit} tokens, this model's maximum context length. "
         "Your messages resulted in {tokens} tokens.",
         "Input tokens exceed the configured limit, this model's maximum context length.",
     )
+    if isinstance(error, SchemaError):
+        # In both of its APIs OpenAI calls the schema of an answer that of `response_format`.
+        owner = "response_format" if error.tool is None else f"function {error.tool!r}"
+        message = f"Invalid schema for {owner}: {message}"
     kind = types(error.status).openai
-    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+    param = history if error.param == HISTORY else error.param
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
+
+
+def responses_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
+    """The error in OpenAI's form, of the Responses API."""
+    return openai_error(error, request_id, history="input")
 
 
 def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:

@@ -219,6 +219,7 @@ UNSUPPORTED_OF_CALL = {"partialArgs": _IN_PIECES, "willContinue": _IN_PIECES}
 UNSUPPORTED_OF_RESULT = {"parts": _READS_TEXT._replace(neutral=([],))}
 """The other documented fields of each."""
 
+_CALLING = "toolConfig.functionCallingConfig"
 _ROLES = ("", "user", "model", *google.RESULT_ROLES)
 _CHOICES = {"AUTO": "auto", "MODE_UNSPECIFIED": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 _NAMES = {
@@ -263,29 +264,17 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     system = _content(body["systemInstruction"], "systemInstruction", TextPart) if "systemInstruction" in body else None
     choice = _object(ToolConfig, body.get("toolConfig") or {}, "toolConfig", UNSUPPORTED_OF_TOOL_CONFIG)
     _object(RetrievalConfig, choice.get("retrievalConfig") or {}, "toolConfig.retrievalConfig")
-    where = "toolConfig.functionCallingConfig"
-    calling = _object(FunctionCallingConfig, choice.get("functionCallingConfig") or {}, where, UNSUPPORTED_OF_CALLING)
+    calling = choice.get("functionCallingConfig") or {}
+    calling = _object(FunctionCallingConfig, calling, _CALLING, UNSUPPORTED_OF_CALLING)
     declared = [_tool(tool, f"tools.{i}") for i, tool in enumerate(google.listed(body.get("tools")))]
     asked = {
         "contents": _turns(contents), "systemInstruction": system, "generationConfig": config,
         "tools": [tool for tool in declared if tool],
     }  # fmt: skip
     known = dict(google.common(asked))
-    chosen: Any = _CHOICES[calling.get("mode", "AUTO")]
-    allowed = calling.get("allowedFunctionNames") or []
     form = _form(config)
     try:
-        tools = messages.read.tools(known["tools"])
-        for name in allowed:
-            if name not in tool_names(tools):
-                raise _refused(f"{where}.allowedFunctionNames", f"names {name!r}, which is not among the tools")
-        if calling.get("mode") == "VALIDATED":
-            tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
-        if chosen == "required" and len(allowed) == 1:
-            chosen = {"type": "function", "function": {"name": allowed[0]}}
-        elif allowed:
-            # Of several, any may be called: the policy sees no others.
-            tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+        tools, chosen = _chosen(messages.read.tools(known["tools"]), calling)
         history = [*messages.read.system(known.pop("system")), *messages.read.messages(known["messages"])]
         written = messages.write.to_openai(history)
         chat = {**known, "messages": written, "tools": tools, "tool_choice": chosen, **form}
@@ -297,7 +286,8 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
         shown = _NAMES.get(name, name) + error.message.removeprefix(name)
         raise RequestError(error.status, shown, code=error.code, param=_NAMES.get(name, error.param)) from None
     failed = frozenset(result.id for message in history for result in message.tool_results if result.failed)
-    return DialectRequest(thinking, replace(request.chat, failed_tools=failed), stream)
+    chat = replace(request.chat, failed_tools=failed, schema_field=f"generationConfig.{_schema_field(config)}")
+    return DialectRequest(thinking, chat, stream)
 
 
 def _object(
@@ -361,10 +351,27 @@ def _turns(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return turns
 
 
+def _chosen(tools: list[dict[str, Any]], calling: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
+    """The tools that the policy sees, in the form of Chat Completions, and its `tool_choice`."""
+    allowed = calling.get("allowedFunctionNames") or []
+    for name in allowed:
+        if name not in tool_names(tools):
+            raise _refused(f"{_CALLING}.allowedFunctionNames", f"names {name!r}, which is not among the tools")
+    mode = calling.get("mode", "AUTO")
+    if mode == "VALIDATED":
+        tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in tools]
+    if mode == "ANY" and len(allowed) == 1:
+        return tools, {"type": "function", "function": {"name": allowed[0]}}
+    if allowed:
+        # Of several, any may be called: the policy sees no others.
+        tools = [tool for tool in tools if tool["function"]["name"] in allowed]
+    return tools, _CHOICES[mode]
+
+
 def _form(config: Mapping[str, Any]) -> dict[str, Any]:
     """The `response_format` of Chat Completions; none for free text."""
     _only_one(config, "responseSchema", "responseJsonSchema", "generationConfig.")
-    name = "responseJsonSchema" if "responseJsonSchema" in config else "responseSchema"
+    name = _schema_field(config)
     schema, kind = config.get(name), config.get("responseMimeType") or "text/plain"
     if kind != "application/json":
         if schema is None and kind == "text/plain":
@@ -376,6 +383,10 @@ def _form(config: Mapping[str, Any]) -> dict[str, Any]:
     expect(schema, dict, f"generationConfig.{name}", "is no schema, which is an object")
     schema = google.ordered(schema) if name == "responseJsonSchema" else google.json_schema(schema)
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
+def _schema_field(config: Mapping[str, Any]) -> str:
+    return "responseJsonSchema" if "responseJsonSchema" in config else "responseSchema"
 
 
 def _only_one(fields: Mapping[str, Any], first: str, second: str, where: str) -> None:

@@ -344,6 +344,7 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         options=options,
         failed_tools=failed_tools,
         one_call=bool((body.tool_choice or {}).get("disable_parallel_tool_use")),
+        schema_field="output_config.format" if (body.output_config or {}).get("format") else "output_format",
     )
     return DialectRequest(body, chat, bool(body.stream))
 

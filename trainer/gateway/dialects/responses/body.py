@@ -223,7 +223,15 @@ def read(data: Any, access: Access) -> ResponsesRequest:
         grammar=json_schema((body.text or {}).get("format"), "text.format"),
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
-    chat = ChatRequest(history, tools, force, sampling, options=options, one_call=body.parallel_tool_calls is False)
+    chat = ChatRequest(
+        history,
+        tools,
+        force,
+        sampling,
+        options=options,
+        one_call=body.parallel_tool_calls is False,
+        schema_field="text.format",
+    )
     return ResponsesRequest(body, chat, bool(body.stream), new, previous, logprobs)
 
 
