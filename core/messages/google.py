@@ -19,6 +19,11 @@ SIGNATURE = "agl"
 """Begins the `thoughtSignature` of the gateway's calls; the call's id follows, for clients that drop the id itself.
 Together they are twelve letters, valid base64."""
 
+RESULT_ROLES = ("function", "tool")
+"""Roles under which clients send the results of functions; they are read as the user's."""
+_NOTES = {"thought", "thoughtSignature", "partMetadata", "mediaResolution"}
+"""Fields of a part that say something about it, and are no data."""
+
 
 def camel(fields: Any) -> dict[str, Any]:
     """An object with the first of protobuf's names for its fields; empty for what is no object."""
@@ -57,42 +62,61 @@ def message(content: Any) -> dict[str, Any]:
     """A `Content` as a message in OpenTelemetry's form."""
     fields = camel(content)
     role = fields.get("role") or "user"
-    parts = [_part(camel(part)) for part in listed(fields.get("parts"))]
-    return {"role": "assistant" if role == "model" else "user" if role == "function" else role, "parts": parts}
+    parts = [found for part in listed(fields.get("parts")) for found in _parts(camel(part))]
+    return {"role": "assistant" if role == "model" else "user" if role in RESULT_ROLES else role, "parts": parts}
 
 
-def _part(part: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(call := part.get("functionCall"), Mapping):
-        signed = re.fullmatch(f"{SIGNATURE}([0-9a-z]{{9}})", str(part.get("thoughtSignature")))
-        call_id = str(call.get("id") or (signed[1] if signed else ""))
-        # A stream may send the arguments in pieces.
-        pieces = {name: call[name] for name in ("partialArgs", "willContinue") if name in call}
-        arguments = call.get("args") or {}
-        return {"type": "tool_call", "id": call_id, "name": call.get("name"), "arguments": arguments, **pieces}
-    if isinstance(result := part.get("functionResponse"), Mapping) and not result.get("parts"):
-        output = result.get("response")
-        failed = isinstance(output, Mapping) and output.get("error") not in (None, False, "")
-        # What SDKs wrap the return value of a function in.
-        if isinstance(output, Mapping) and len(output) == 1 and {*output} <= {"result", "output", "error"}:
-            [output] = output.values()
-        text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-        about = {"id": str(result.get("id") or ""), "name": str(result.get("name"))}
-        return {"type": "tool_call_response", **about, "response": text, "failed": failed}
-    if isinstance(text := part.get("text"), str):
-        return {"type": "reasoning" if part.get("thought") else "text", "content": text}
-    return {"type": next(iter(part), None), **part}
+def _parts(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """What a part holds. In Google's API that is one thing; of a part with several, none is lost."""
+    found: list[dict[str, Any]] = []
+    rest = {name: value for name, value in part.items() if name not in _NOTES and value is not None}
+    if isinstance(call := rest.get("functionCall"), Mapping):
+        del rest["functionCall"]
+        found.append(_call(call, part.get("thoughtSignature")))
+    if isinstance(result := rest.get("functionResponse"), Mapping):
+        del rest["functionResponse"]
+        found.append(_result(result))
+        found += ({"type": next(iter(camel(media)), None), **camel(media)} for media in listed(result.get("parts")))
+    if isinstance(text := rest.get("text"), str):
+        del rest["text"]
+        found.append({"type": "reasoning" if part.get("thought") else "text", "content": text})
+    if rest or not found:
+        unread = rest or part
+        found.append({"type": next(iter(unread), None), **unread})
+    return found
+
+
+def _call(call: Mapping[str, Any], signature: Any) -> dict[str, Any]:
+    signed = re.fullmatch(f"{SIGNATURE}([0-9a-z]{{9}})", str(signature))
+    call_id = str(call.get("id") or (signed[1] if signed else ""))
+    # A stream may send the arguments in pieces.
+    pieces = {name: call[name] for name in ("partialArgs", "willContinue") if name in call}
+    arguments = call.get("args") or {}
+    return {"type": "tool_call", "id": call_id, "name": call.get("name"), "arguments": arguments, **pieces}
+
+
+def _result(result: Mapping[str, Any]) -> dict[str, Any]:
+    output = result.get("response")
+    failed = isinstance(output, Mapping) and output.get("error") not in (None, False, "")
+    # What SDKs wrap the return value of a function in.
+    if isinstance(output, Mapping) and len(output) == 1 and {*output} <= {"result", "output", "error"}:
+        [output] = output.values()
+    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
+    about = {"id": str(result.get("id") or ""), "name": str(result.get("name"))}
+    return {"type": "tool_call_response", **about, "response": text, "failed": failed}
 
 
 def _functions(tools: list[Any]) -> list[Any]:
-    """The functions that tools declare, as one list; a tool of another kind unchanged."""
+    """The functions that tools declare, as one list; what else a tool has, as a tool of another kind."""
     found: list[Any] = []
-    for tool in tools:
-        declared = camel(tool).get("functionDeclarations")
+    for tool in map(camel, tools):
+        declared = tool.pop("functionDeclarations", None)
         for fields in map(camel, listed(declared)):
             schema = fields.pop("parametersJsonSchema", None)
             found.append({**fields, "parameters": json_schema(fields.get("parameters")) if schema is None else schema})
-        if declared is None:
-            found.append(camel(tool))
+        others = {name: value for name, value in tool.items() if value is not None}
+        if declared is None or others:
+            found.append(others)
     return found
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agl import semconv
+from agl.messages.google import listed
 
 SHOWN_CHARACTERS = 80
 """How much of an agent's own system prompt is recorded where it was not replaced."""
@@ -22,6 +23,8 @@ SHOWN_CHARACTERS = 80
 _ROLES = ("system", "developer")
 _FIELDS = ("instructions", "system")
 _HISTORIES = ("messages", "input")
+_GOOGLES = ("systemInstruction", "system_instruction")
+"""Either of protobuf's names; its parts may be one alone."""
 
 NamedTexts = Mapping[str, tuple[str, str]]
 """Observed system prompt -> the name of what replaces it, and its text."""
@@ -64,7 +67,7 @@ def replace_system_prompts(body: Any, texts: NamedTexts) -> Replaced:
         if new is content:
             left.append(_joined(content))
         elif isinstance(place, str):
-            changed = {**changed, place: {**changed[place], "parts": new} if place == "systemInstruction" else new}
+            changed = {**changed, place: {**changed[place], "parts": new} if place in _GOOGLES else new}
         else:
             field, index = place
             messages = list(changed[field])
@@ -80,8 +83,10 @@ def _contents(body: Any) -> Iterator[tuple[str | tuple[str, int], Any]]:
     for field in _FIELDS:
         if body.get(field) and isinstance(body[field], str | list):
             yield field, body[field]
-    if isinstance(own := body.get("systemInstruction"), Mapping) and isinstance(own.get("parts"), list):
-        yield "systemInstruction", own["parts"]
+    for field in _GOOGLES:
+        own = body.get(field)
+        if isinstance(own, Mapping) and isinstance(own.get("parts"), list | Mapping):
+            yield field, listed(own["parts"])
     for field in _HISTORIES:
         messages = body.get(field)
         for i, message in enumerate(messages if isinstance(messages, list) else ()):

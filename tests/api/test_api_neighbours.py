@@ -69,3 +69,76 @@ async def send(http: httpx.AsyncClient, attempt: Attempt, request: tuple[str, di
         attempt.url().removesuffix("/v1") + path, json=body, headers={"authorization": f"Bearer {attempt.key}"}
     )
     assert answer.status_code == 200, answer.text
+
+
+REFUSES = ["mistral_v3"]
+"""Templates that refuse a user message right after a tool's result, as Mistral's own API does."""
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
+
+
+def requests_after_a_result() -> dict[str, tuple[str, dict[str, Any]]]:
+    """API -> path and body of a request that ends with a tool's result and a message of the user's."""
+    function = {"name": "f", "arguments": "{}"}
+    called = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": function}],
+    }
+    result = {"role": "tool", "tool_call_id": "c", "content": "a dozen"}
+    asked, then = {"role": "user", "content": "how many?"}, {"role": "user", "content": "go on"}
+    items = [
+        {"type": "function_call", "call_id": "c", **function},
+        {"type": "function_call_output", "call_id": "c", "output": "a dozen"},
+    ]
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+    results = [{"type": "tool_result", "tool_use_id": "c", "content": "a dozen"}, {"type": "text", "text": "go on"}]
+    call = {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {}}}]}
+    response = {"functionResponse": {"name": "f", "response": {"result": "a dozen"}}}
+    parts = [response, {"text": "go on"}]
+    tool = {"name": "f", "parameters": SCHEMA}
+    return {
+        "chat": (
+            "/v1/chat/completions",
+            {"messages": [asked, called, result, then], "tools": [{"type": "function", "function": tool}]},
+        ),
+        "responses": ("/v1/responses", {"input": [asked, *items, then], "tools": [{"type": "function", **tool}]}),
+        "messages": (
+            "/v1/messages",
+            {
+                "max_tokens": 99, "messages": [asked, use, {"role": "user", "content": results}],
+                "tools": [{"name": "f", "input_schema": SCHEMA}],
+            },
+        ),
+        "google": (
+            "/v1beta/models/m:generateContent",
+            {
+                "contents": [{"role": "user", "parts": {"text": "how many?"}}, call, {"role": "user", "parts": parts}],
+                "tools": [{"functionDeclarations": [tool]}],
+            },
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@in_loop
+async def test_a_message_after_a_result_is_answered_or_refused_by_its_roles(name: str) -> None:
+    tokenizer = tokenizer_of(name)
+    engine = ScriptedEngine(tokenizer, ["Plain."])
+    async with serving(engine, tokenizer) as rig, httpx.AsyncClient(trust_env=False) as http:
+        without_tools = rig.gateway.served(None).rendering.tools_refusal
+        for api, (path, body) in requests_after_a_result().items():
+            attempt = await rig.attempt()
+            url = attempt.url().removesuffix("/v1") + path
+            answer = await http.post(url, json=body, headers={"authorization": f"Bearer {attempt.key}"})
+            (call,) = await attempt.close()
+            if name in REFUSES:
+                assert answer.status_code == 400, (api, answer.text)
+                assert "the chat template refuses these messages" in answer.text
+                assert "their roles are: user, assistant, tool, user" in answer.text
+            elif without_tools:
+                assert answer.status_code == 400, (api, answer.text)
+                assert without_tools.message in answer.text
+            else:
+                assert answer.status_code == 200, (api, answer.text)
+                shown = tokenizer.decode(call.prompt_ids.tolist())
+                assert shown.index("how many?") < shown.index("a dozen") < shown.index("go on"), api

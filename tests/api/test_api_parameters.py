@@ -3,14 +3,17 @@ cannot honour is refused by name. A parameter that a new release of an SDK adds 
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import pytest
 from late import installed
 from scripted import new_access
+from sdk_faults import UNKNOWN, faults
 
 from agl.messages.google import camel
 from agl.trainer.gateway.dialects import common
@@ -27,6 +30,7 @@ SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
 CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
 RESPONSES: dict[str, Any] = {"model": "m", "input": "hi"}
 MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [USER]}
+COUNTED: dict[str, Any] = {"model": "m", "messages": [USER]}
 GOOGLE: dict[str, Any] = {"contents": [CONTENT]}
 
 NEEDED = {"messages", "input", "max_tokens"}
@@ -50,12 +54,15 @@ def read_google(body: Mapping[str, Any]) -> Any:
     return google.read(body, new_access())
 
 
+count_messages = partial(messages.read, counting=True)
+
 READERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "openai.types.chat.completion_create_params:CompletionCreateParamsBase": (chat.read, CHAT),
     "openai.types.responses.response_create_params:ResponseCreateParamsBase": (responses.read, RESPONSES),
     "anthropic.types.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
     "anthropic.types.beta.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
-    "anthropic.types.message_count_tokens_params:MessageCountTokensParams": (messages.read, MESSAGES),
+    "anthropic.types.message_count_tokens_params:MessageCountTokensParams": (count_messages, COUNTED),
+    "anthropic.types.beta.message_count_tokens_params:MessageCountTokensParams": (count_messages, COUNTED),
 }
 """An SDK's type of parameters -> what reads them, and the fields without which nothing is read."""
 
@@ -107,6 +114,113 @@ def test_every_value_that_an_sdk_spells_out_is_taken_or_refused_by_name(name: st
             assert refused is None or (refused.status, refused.param) == (400, field), (field, value)
             assert refused is None or refused.message.startswith(field), (field, value)
     assert count
+
+
+HISTORIES = {"openai": {"messages", "input"}, "anthropic": set()}
+"""Provider -> parameters that hold what was said before, of which fields that clients add, such as those of another
+API, are dropped knowingly. What is read of it is checked."""
+NOTHING_TO_NAME = {"model"} | HEADERS
+"""Parameters of which any value is taken: the agent's policy answers."""
+DROPPED = {
+    "openai": re.compile("$^"),
+    # What an earlier answer was taken from, and inputs that no model reads.
+    "anthropic": re.compile(r".*\.citations\.0.*|tools\.0\.(input_examples\.0|input_schema)\..*|.*\.input\.k"),
+}
+"""Provider -> places of which any value is taken."""
+
+
+def beside(read: Callable[..., Any], field: str) -> dict[str, Any]:
+    """What a parameter needs beside it."""
+    functions = {
+        chat.read: [{"type": "function", "function": {"name": "f"}}],
+        responses.read: [{"type": "function", "name": "f"}],
+    }
+    if field == "tool_choice":
+        return {"tools": functions.get(read, [{"name": "f", "input_schema": SCHEMA}])}
+    return {"logprobs": True} if field == "top_logprobs" and read is chat.read else {}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_fault_within_a_parameter_is_refused_at_its_place(name: str) -> None:
+    read, base = READERS[name]
+    taken, misplaced, undecided, count = [], [], [], 0
+    provider = name.partition(".")[0]
+    for field, kind in annotations(of_sdk(name)).items():
+        body = base | beside(read, field)
+        for fault in faults(kind) if field not in HISTORIES[provider] | NOTHING_TO_NAME else ():
+            count += 1
+            place = ".".join(map(str, (field, *fault.path)))
+            refused = refusal_of(lambda b: read(b, new_access()), body | {field: fault.value})
+            whole = refusal_of(lambda b: read(b, new_access()), body | {field: fault.sound})
+            if whole is not None and whole.code == "unknown_parameter":
+                undecided.append(whole.param)
+            elif refused is None and not DROPPED[provider].match(place):
+                taken.append(place)
+            elif refused is not None and not is_named(refused, place, whole):
+                misplaced.append((place, refused.param, refused.message))
+    assert (taken, misplaced, undecided) == ([], [], [])
+    assert count > 50
+
+
+_CALLING = "toolConfig.functionCallingConfig"
+_DECLARED = "tools.0.functionDeclarations.0"
+_PART = "contents.0.parts.0"
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    """The contents of a request whose first part has these fields."""
+    return {"contents": [{"role": "model", "parts": [fields]}, CONTENT]}
+
+
+GOOGLES: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    "ContentDict": ("contents.0.", lambda value: {"contents": [CONTENT | value, CONTENT]}),
+    "PartDict": (f"{_PART}.", lambda value: {"contents": [{"parts": [{"text": "see"} | value]}]}),
+    "FunctionCallDict": (f"{_PART}.functionCall.", lambda value: part(functionCall={"name": "f"} | value)),
+    "FunctionResponseDict": (f"{_PART}.functionResponse.", lambda value: part(functionResponse={"name": "f"} | value)),
+    "FunctionDeclarationDict": (
+        f"{_DECLARED}.", lambda value: {"tools": [{"functionDeclarations": [{"name": "f"} | value]}]},
+    ),
+    "ToolDict": ("tools.0.", lambda value: {"tools": [value]}),
+    "ToolConfigDict": ("toolConfig.", lambda value: {"toolConfig": value, "tools": FUNCTION}),
+    "SafetySettingDict": ("safetySettings.0.", lambda value: {"safetySettings": [value]}),
+    "GenerationConfigDict": ("generationConfig.", lambda value: {"generationConfig": value}),
+}  # fmt: skip
+"""A type of Google's SDK -> what precedes its fields, and the fields of a request with a value of it."""
+FUNCTION = [{"functionDeclarations": [{"name": "f", "parametersJsonSchema": SCHEMA}]}]
+GOOGLE_DROPPED = re.compile(
+    # Schemas have any words; the others have no effect.
+    r".*\.(parameters|response|responseSchema|args|partMetadata|mediaResolution|retrievalConfig\.latLng)\..*"
+    r"|safetySettings\.0\.(category|threshold|method)|.*\.(mediaResolution|scheduling)"
+)
+"""Places of which any value is taken."""
+
+
+@pytest.mark.parametrize("name", GOOGLES)
+def test_every_fault_within_a_type_of_googles_sdk_is_refused_at_its_place(name: str) -> None:
+    where, fields = GOOGLES[name]
+    taken, misplaced, count = [], [], 0
+    for fault in faults(of_sdk(f"google.genai.types:{name}")):
+        count += 1
+        path = (next(iter(camel({step: None}))) if isinstance(step, str) else step for step in fault.path)
+        place = where + ".".join(map(str, path))
+        refused = refusal_of(read_google, GOOGLE | fields(fault.value))
+        whole = refusal_of(read_google, GOOGLE | fields(fault.sound))
+        if refused is None and not GOOGLE_DROPPED.fullmatch(place):
+            taken.append(place)
+        # A single object is a list of one.
+        elif refused is not None and refused.param != f"{place}.0.{UNKNOWN}" and not is_named(refused, place, whole):
+            misplaced.append((place, refused.param, refused.message))
+    assert (taken, misplaced) == ([], [])
+    assert count > 3
+
+
+def is_named(refused: RequestError, place: str, whole: RequestError | None) -> bool:
+    """Whether a refusal names the place of a fault. `whole`: the refusal of the same without the fault, if any."""
+    param = str(refused.param)
+    # An object of a type that is not supported is named itself; of what is not supported, the inside does not matter.
+    known = param in (place, place.removesuffix(".type")) or (whole is not None and param == whole.param)
+    inside = refused.code == "unsupported_parameter" and place.startswith(f"{param}.")
+    return refused.status == 400 and param in refused.message and (known or inside)
 
 
 READ = (
@@ -179,6 +293,12 @@ def at(path: str, field: str, value: Any) -> dict[str, Any]:
             return GOOGLE | {field: value}
         case "toolConfig.functionCallingConfig.":
             return GOOGLE | {"toolConfig": {"functionCallingConfig": {field: value}}}
+        case "tools.0.":
+            return GOOGLE | {"tools": [{field: value}]}
+        case "contents.0.parts.0.":
+            return part(text="see", **{field: value})
+        case "contents.0.parts.0.functionCall." | "contents.0.parts.0.functionResponse.":
+            return part(**{path.split(".")[-2]: {"name": "f", field: value}})
         case "tools.0.functionDeclarations.0.":
             return GOOGLE | {"tools": [{"functionDeclarations": [function | {field: value}]}]}
     return GOOGLE | {path[:-1]: {field: value}}
@@ -209,8 +329,12 @@ PLACES: dict[str, tuple[Mapping[str, Unsupported], Callable[[str, Any], Any], Ca
             ("", google.UNSUPPORTED_OF_BODY, ""),
             ("generationConfig.", google.UNSUPPORTED_OF_CONFIG, "generationConfig."),
             ("toolConfig.", google.UNSUPPORTED_OF_TOOL_CONFIG, "toolConfig."),
-            ("toolConfig.functionCallingConfig.", google.UNSUPPORTED_OF_CALLING, "functionCallingConfig."),
-            ("tools.0.functionDeclarations.0.", google.UNSUPPORTED_OF_FUNCTION, "tools.0.functionDeclarations.0."),
+            (f"{_CALLING}.", google.UNSUPPORTED_OF_CALLING, f"{_CALLING}."),
+            ("tools.0.", google.UNSUPPORTED_OF_TOOL, "tools.0."),
+            (f"{_DECLARED}.", google.UNSUPPORTED_OF_FUNCTION, f"{_DECLARED}."),
+            (f"{_PART}.", google.UNSUPPORTED_OF_PART, f"{_PART}."),
+            (f"{_PART}.functionCall.", google.UNSUPPORTED_OF_CALL, f"{_PART}.functionCall."),
+            (f"{_PART}.functionResponse.", google.UNSUPPORTED_OF_RESULT, f"{_PART}.functionResponse."),
         )
     },
 }  # fmt: skip

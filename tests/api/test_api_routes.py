@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -36,7 +38,8 @@ async def test_the_models_of_openais_sdk() -> None:
         assert (await client.models.retrieve("policy")).id == "policy"
         with pytest.raises(openai.NotFoundError, match="no policy 'gpt-5' is served here") as raised:
             await client.models.retrieve("gpt-5")
-    assert (raised.value.code, raised.value.param) == ("model_not_found", "model")
+    error = raised.value
+    assert (error.type, error.code, error.param) == ("invalid_request_error", "model_not_found", "model")
 
 
 @pytest.mark.parametrize("base", ["", "/v1"])
@@ -76,6 +79,68 @@ async def test_the_models_of_googles_sdk(base: str, options: dict[str, str]) -> 
     assert (error.code, error.status) == (404, "NOT_FOUND")
 
 
+@asynccontextmanager
+async def with_policies(*names: str) -> AsyncIterator[tuple[Attempt, httpx.AsyncClient]]:
+    """An attempt at a gateway with policies of these names after `policy`, and a client for its paths."""
+    async with serving(["x"]) as rig:
+        served = rig.gateway.served(None)
+        for name in names:
+            rig.gateway.serve(name, served.engine, served.rendering)
+        attempt = await rig.attempt()
+        base = attempt.url().removesuffix("/v1")
+        async with httpx.AsyncClient(trust_env=False, base_url=base) as http:
+            yield attempt, http
+
+
+NAMES = ["policy", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 9])
+@in_loop
+async def test_anthropics_sdk_lists_every_model_page_by_page(limit: int) -> None:
+    async with with_policies(*NAMES[1:]) as (attempt, _), anthropic_client(attempt) as client:
+        assert [model.id async for model in client.models.list(limit=limit)] == NAMES
+        backwards = [model.id async for model in client.models.list(limit=limit, before_id="e")]
+        assert sorted(backwards) == sorted(NAMES[:4])
+        page = await client.models.list(limit=limit, after_id="b")
+        shown = NAMES[2 : 2 + limit]
+        assert [model.id for model in page.data] == shown
+        assert (page.first_id, page.last_id, page.has_more) == (shown[0], shown[-1], limit < 3)
+        page = await client.models.list(limit=limit, before_id="d")
+        shown = NAMES[max(0, 3 - limit) : 3]
+        assert [model.id for model in page.data] == shown
+        assert (page.first_id, page.last_id, page.has_more) == (shown[0], shown[-1], limit < 3)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+@in_loop
+async def test_googles_sdk_lists_every_model_page_by_page(size: int) -> None:
+    async with with_policies(*NAMES[1:]) as (attempt, _), google_client(attempt) as client:
+        pager = await client.models.list(config={"page_size": size})
+        assert len(pager) == min(size, len(NAMES))
+        assert [model.display_name async for model in pager] == NAMES
+
+
+@in_loop
+async def test_a_page_that_is_none_is_refused_by_name() -> None:
+    async with with_policies("b") as (attempt, http):
+        for provider, path, parameter, value in (
+            ("anthropic", "v1/models", "limit", "0"),
+            ("anthropic", "v1/models", "limit", "1001"),
+            ("anthropic", "v1/models", "limit", "all"),
+            ("anthropic", "v1/models", "after_id", "z"),
+            ("anthropic", "v1/models", "before_id", ""),
+            ("google", "v1beta/models", "pageSize", "-1"),
+            ("google", "v1beta/models", "pageToken", "z"),
+        ):
+            answer = await http.get(path, params={parameter: value}, headers=HEADERS[provider](attempt.key))
+            assert answer.status_code == 400, (path, parameter)
+            assert error_of(provider, answer)[1].startswith(f"{parameter} is {value!r}")
+        for parameter in ("pageSize=0", "page_size=1001", "pageToken="):
+            answer = await http.get(f"v1beta/models?{parameter}", headers=HEADERS["google"](attempt.key))
+            assert len(answer.json()["models"]) == 2, parameter
+
+
 @in_loop
 async def test_models_need_the_attempts_key_in_every_form() -> None:
     async with serving(["x"]) as rig:
@@ -104,7 +169,8 @@ def error_of(provider: str, answer: httpx.Response) -> tuple[str, str]:
             assert {*error} == {"message", "type", "param", "code"}
             return error["type"], error["message"]
         case "anthropic":
-            assert ({*body}, body["type"]) == ({"type", "error"}, "error")
+            assert ({*body}, body["type"]) == ({"type", "error", "request_id"}, "error")
+            assert body["request_id"] == answer.headers["request-id"]
             assert {*error} == {"type", "message"}
             return error["type"], error["message"]
     assert {*body} == {"error"}
@@ -149,7 +215,7 @@ async def test_what_is_not_served_is_refused_in_the_form_of_its_api() -> None:
                 assert answer.status_code == status, (method, path, answer.text)
                 kind, message = error_of(provider, answer)
                 refused = {"openai": "invalid_request_error", "anthropic": "invalid_request_error"}
-                missing = {"openai": "not_found_error", "anthropic": "not_found_error", "google": "NOT_FOUND"}
+                missing = {"openai": "invalid_request_error", "anthropic": "not_found_error", "google": "NOT_FOUND"}
                 assert kind == (missing if status == 404 else refused).get(provider, "INVALID_ARGUMENT"), path
                 assert f"{method} " in message
                 assert "is not served" in message
@@ -260,6 +326,7 @@ async def test_the_sdk_of_anthropic_shows_the_id_of_the_recorded_call() -> None:
             counted = await client.messages.count_tokens(model="m", messages=[USER])
         calls = await attempt.close()
     refused: Any = raised.value
+    assert refused.body["request_id"] == refused.request_id
     assert [message._request_id, streamed, refused.request_id] == [call.id for call in calls]
     assert counted._request_id.startswith("req_")
 

@@ -245,6 +245,12 @@ FEATURES: dict[str, Mapping[str, Case]] = {
             config(responseMimeType="application/json", responseJsonSchema=SCHEMA), line=ARGUMENTS
         ),
     },
+    "an answer that is one of several words (`text/x.enum`)": {
+        "google": refused(
+            config(responseMimeType="text/x.enum", responseSchema={"type": "STRING", "enum": ["12", "13"]}),
+            "generationConfig.responseMimeType is 'text/x.enum'",
+        ),
+    },
     "temperature, `top_p`, most tokens": {
         "chat": served({"temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 50}),
         "responses": served({"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 50}),
@@ -275,6 +281,12 @@ FEATURES: dict[str, Mapping[str, Case]] = {
         "responses": no_effect(reasoning={"effort": "low"}, text={"verbosity": "low"}),
         "messages": no_effect(output_config={"effort": "low"}),
         "google": no_effect(**config(thinkingConfig={"thinkingBudget": 100})),
+    },
+    "reasoning that is sent back without its text (`display`)": {
+        "messages": served({"thinking": {"type": "adaptive", "display": "omitted"}}),
+    },
+    "a budget of tokens for a whole task (`task_budget`)": {
+        "messages": no_effect(output_config={"task_budget": {"type": "tokens", "total": 20000}}),
     },
     "user, metadata, labels, service tiers": {
         "chat": no_effect(user="u", metadata={"a": "b"}, safety_identifier="s", service_tier="flex"),
@@ -324,7 +336,7 @@ FEATURES: dict[str, Mapping[str, Case]] = {
         ),
         "google": refused(
             {"contents": [{"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": PNG}}]}]},
-            "'inlineData'",
+            "contents.0.parts.0.inlineData is no text",
         ),
     },
     "files": {
@@ -343,7 +355,8 @@ FEATURES: dict[str, Mapping[str, Case]] = {
             "messages.0.content.0 has the type 'document'",
         ),
         "google": refused(
-            {"contents": [{"role": "user", "parts": [{"fileData": {"fileUri": "gs://x"}}]}]}, "'fileData'"
+            {"contents": [{"role": "user", "parts": [{"fileData": {"fileUri": "gs://x"}}]}]},
+            "contents.0.parts.0.fileData is no text",
         ),
     },
     "answers in speech or images": {
@@ -375,14 +388,14 @@ FEATURES: dict[str, Mapping[str, Case]] = {
         "messages": refused(
             {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0 is Anthropic's tool 'bash_20250124'"
         ),
-        "google": refused({"tools": [{"googleSearch": {}}]}, "tool"),
+        "google": refused({"tools": [{**FUNCTIONS["google"][0], "googleSearch": {}}]}, "tools.0.googleSearch"),
     },
     "MCP servers that the provider calls": {
         "responses": refused(
             {"tools": [{"type": "mcp", "server_label": "s", "server_url": "http://x"}]}, "tools.0 is of type 'mcp'"
         ),
         "messages": refused({"mcp_servers": [{"type": "url", "name": "s", "url": "http://x"}]}),
-        "google": refused({"tools": [{"mcpServers": [{"name": "s"}]}]}, "tool"),
+        "google": refused({"tools": [{"mcpServers": [{"name": "s"}]}]}, "tools.0.mcpServers"),
     },
     "moderation": {
         "chat": refused({"moderation": {"model": "omni-moderation-latest"}}),

@@ -25,6 +25,7 @@ _END = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "max_tokens": "cut",
+    "model_context_window_exceeded": "cut",
     "tool_use": "calls",
     "STOP": "stop",
     "MAX_TOKENS": "cut",
@@ -39,6 +40,7 @@ class Answer:
 
     Attributes:
         end: "cut"; "calls" where the API says that there are tool calls; else "stop".
+        reason: what the API itself calls that. stop_text: the one that ended it, where the API says which.
         calls: names and arguments. usage: the SDK's object. raw: the SDK's whole answer, or its events.
     """
 
@@ -48,6 +50,8 @@ class Answer:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     usage: Any = None
     raw: Any = None
+    reason: str = ""
+    stop_text: str | None = None
 
 
 @asynccontextmanager
@@ -68,15 +72,16 @@ async def clients(attempt: Attempt) -> AsyncIterator[dict[str, Any]]:
             yield {"chat": openai, "responses": openai, "messages": messages, "google": aio}
 
 
-async def chat(client: Any, stream: bool, max_tokens: int, tools: bool) -> Answer:
+async def chat(client: Any, stream: bool, max_tokens: int, tools: bool, stop: str = "") -> Answer:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    fields = {"max_tokens": max_tokens} | ({"tools": TOOLS} if tools else {})
+    fields = {"max_tokens": max_tokens} | ({"tools": TOOLS} if tools else {}) | ({"stop": stop} if stop else {})
     if not stream:
         raw = await client.chat.completions.create(model="m", messages=messages, **fields)
         message = raw.choices[0].message
         calls = [(c.function.name, json.loads(c.function.arguments)) for c in message.tool_calls or ()]
         reasoning = getattr(message, "reasoning_content", None) or ""
-        return Answer(_END[raw.choices[0].finish_reason], message.content or "", reasoning, calls, raw.usage, raw)
+        reason = raw.choices[0].finish_reason
+        return Answer(_END[reason], message.content or "", reasoning, calls, raw.usage, raw, reason)
     answer, made = Answer(raw=[]), {}
     async for chunk in await client.chat.completions.create(
         model="m", messages=messages, stream=True, stream_options={"include_usage": True}, **fields
@@ -89,12 +94,14 @@ async def chat(client: Any, stream: bool, max_tokens: int, tools: bool) -> Answe
             for call in choice.delta.tool_calls or ():
                 name, arguments = made.get(call.index, ("", ""))
                 made[call.index] = name + (call.function.name or ""), arguments + (call.function.arguments or "")
-            answer.end = _END[choice.finish_reason] if choice.finish_reason else answer.end
+            answer.reason = choice.finish_reason or answer.reason
+    answer.end = _END[answer.reason]
     answer.calls = [(name, json.loads(arguments)) for name, arguments in made.values()]
     return answer
 
 
-async def responses(client: Any, stream: bool, max_tokens: int, tools: bool) -> Answer:
+async def responses(client: Any, stream: bool, max_tokens: int, tools: bool, stop: str = "") -> Answer:
+    assert not stop, "this API has no stop texts"
     fields: dict[str, Any] = {"max_output_tokens": max_tokens}
     if tools:
         fields["tools"] = [{"type": "function", "strict": False, **tool["function"]} for tool in TOOLS]
@@ -107,6 +114,7 @@ async def responses(client: Any, stream: bool, max_tokens: int, tools: bool) -> 
         found = await client.responses.create(model="m", input=QUESTION, **fields)
     assert (found.incomplete_details is not None) == (found.status == "incomplete")
     answer = Answer(_END[found.status], found.output_text, usage=found.usage, raw=events or found)
+    answer.reason = found.incomplete_details.reason if found.incomplete_details else found.status
     for item in found.output:
         if item.type == "reasoning":
             answer.reasoning += "".join(part.text for part in item.content)
@@ -117,11 +125,13 @@ async def responses(client: Any, stream: bool, max_tokens: int, tools: bool) -> 
     return answer
 
 
-async def messages(client: Any, stream: bool, max_tokens: int, tools: bool) -> Answer:
+async def messages(client: Any, stream: bool, max_tokens: int, tools: bool, stop: str = "") -> Answer:
     fields: dict[str, Any] = {"model": "m", "max_tokens": max_tokens, "thinking": {"type": "adaptive"}}
     fields["messages"] = [{"role": "user", "content": QUESTION}]
     if tools:
         fields["tools"] = [{"name": name, "input_schema": PARAMETERS} for name in NAMES]
+    if stop:
+        fields["stop_sequences"] = [stop]
     events: list[Any] = []
     if stream:
         async with client.messages.stream(**fields) as stream_of:
@@ -130,6 +140,8 @@ async def messages(client: Any, stream: bool, max_tokens: int, tools: bool) -> A
     else:
         found = await client.messages.create(**fields)
     answer = Answer(_END[found.stop_reason], usage=found.usage, raw=events or found)
+    answer.reason = found.stop_reason
+    answer.stop_text = found.stop_sequence
     for block in found.content:
         if block.type == "text":
             answer.text += block.text
@@ -140,12 +152,14 @@ async def messages(client: Any, stream: bool, max_tokens: int, tools: bool) -> A
     return answer
 
 
-async def google(client: Any, stream: bool, max_tokens: int, tools: bool) -> Answer:
+async def google(client: Any, stream: bool, max_tokens: int, tools: bool, stop: str = "") -> Answer:
     config: dict[str, Any] = {"max_output_tokens": max_tokens, "thinking_config": {"include_thoughts": True}}
     if tools:
         declared = [{"name": name, "parameters_json_schema": PARAMETERS} for name in NAMES]
         config |= {"tools": [{"function_declarations": declared}]}
         config |= {"automatic_function_calling": {"disable": True}}
+    if stop:
+        config |= {"stop_sequences": [stop]}
     fields = {"model": "m", "contents": QUESTION, "config": config}
     if stream:
         chunks = [chunk async for chunk in await client.models.generate_content_stream(**fields)]
@@ -160,16 +174,18 @@ async def google(client: Any, stream: bool, max_tokens: int, tools: bool) -> Ans
                 answer.reasoning += part.text
             else:
                 answer.text += part.text or ""
-    answer.end = _END[chunks[-1].candidates[0].finish_reason.value]
+    answer.reason = chunks[-1].candidates[0].finish_reason.value
+    answer.end = _END[answer.reason]
     if answer.calls and answer.end == "stop":
         answer.end = "calls"
     return answer
 
 
-APIS: dict[str, Callable[[Any, bool, int, bool], Awaitable[Answer]]] = {
+APIS: dict[str, Callable[..., Awaitable[Answer]]] = {
     "chat": chat,
     "responses": responses,
     "messages": messages,
     "google": google,
 }
-"""API -> asks `QUESTION`: with which client, whether as a stream, for how many tokens, and whether with `TOOLS`."""
+"""API -> asks `QUESTION`: with which client, whether as a stream, for how many tokens, whether with `TOOLS`, and with
+which stop text."""

@@ -1,4 +1,5 @@
-"""An answer that was cut says so in every API, whole and streamed, wherever it was cut; a whole one never does."""
+"""Why an answer ended, in every API, whole and streamed: one that was cut says so wherever it was cut, and by what; a
+whole one, and one that a stop text of the agent's has ended, never do."""
 
 from __future__ import annotations
 
@@ -102,3 +103,86 @@ async def test_an_answer_that_is_cut_anywhere_says_so(template: str, cuts: int) 
         assert answers == dict.fromkeys(answers, "stop" if in_a_list else "cut"), (n, ids)
     for kind, answers in zip(whole, found[-len(whole) :], strict=True):
         assert answers == dict.fromkeys(answers, "calls" if "call" in kind else "stop"), kind
+
+
+REASONS = {
+    "chat": ("length", "length"),
+    "responses": ("max_output_tokens", "max_output_tokens"),
+    "messages": ("max_tokens", "model_context_window_exceeded"),
+    "google": ("MAX_TOKENS", "MAX_TOKENS"),
+}
+"""API -> its words for an answer that was cut at the most tokens of its request, and at the end of the context."""
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@in_loop
+async def test_what_cut_an_answer_has_the_words_of_its_api(template: str) -> None:
+    dice = random.Random(template)
+    current: list[int] = []
+
+    def script(_: Asked) -> list[int]:
+        return current
+
+    tokenizer = template_tokenizer(template)
+    engine = ScriptedEngine(tokenizer, script)
+    async with serving(engine, tokenizer) as rig:
+        attempt = await rig.attempt()
+        async with clients(attempt) as of:
+            for kind in MESSAGES:
+                current[:] = answer_ids(template, kind)
+                for api, (at_most, at_context) in REASONS.items():
+                    engine.max_context = 4096
+                    await APIS[api](of[api], False, len(current), True)
+                    room = dice.randrange(1, len(current))
+                    engine.max_context = engine.asked[-1].prompt_ids.size + room
+                    for stream in (False, True):
+                        filled = await APIS[api](of[api], stream, room + 1, True)
+                        assert (filled.reason, filled.end) == (at_context, "cut"), (kind, api, room)
+                        # Its last token is the last one that was asked for, too.
+                        cut = await APIS[api](of[api], stream, room, True)
+                        assert (cut.reason, cut.end) == (at_most, "cut"), (kind, api, room)
+
+
+def _stopped(template: str, ids: list[int], stop: str) -> list[int]:
+    """An answer up to the token that completes a stop text, as an engine ends it."""
+    text = rendering_of(template_tokenizer(template)).decode
+    return next(ids[:n] for n in range(1, len(ids) + 1) if stop in text(ids[:n]))
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@in_loop
+async def test_an_answer_that_a_stop_text_ends_anywhere_says_so(template: str) -> None:
+    """In the thoughts, the text, or any call, of which those before are whole."""
+    dice = random.Random(template)
+    current: list[int] = []
+
+    def script(_: Asked) -> list[int]:
+        return current
+
+    tokenizer = template_tokenizer(template)
+    within_second = False
+    async with serving(ScriptedEngine(tokenizer, script), tokenizer) as rig:
+        attempt = await rig.attempt()
+        async with clients(attempt) as of:
+            for kind in MESSAGES:
+                whole = [*answer_ids(template, kind)]
+                *ids, _ = whole
+                text = rendering_of(tokenizer).decode(ids)
+                places = dice.sample(range(len(text) - 3), 3)
+                # The second call's name, which the first has not.
+                places += [text.index(NAMES[1])] if kind in _PAIR else []
+                for stop in (text[at : at + 3] for at in places):
+                    current[:] = _stopped(template, ids, stop)
+                    for api in ("chat", "messages", "google"):
+                        for stream in (False, True):
+                            answer = await APIS[api](of[api], stream, len(whole), True, stop)
+                            reasons = {
+                                "chat": "tool_calls" if answer.calls else "stop",
+                                "messages": "stop_sequence",
+                                "google": "STOP",
+                            }
+                            assert answer.reason == reasons[api], (kind, stop)
+                            assert answer.stop_text == (stop if api == "messages" else None)
+                            within_second |= len(answer.calls) == 1 and kind in _PAIR
+    # Forms that have all calls in one list have none where it has no end.
+    assert within_second == (template not in ("llama31", "mistral_v3"))

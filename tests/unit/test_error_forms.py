@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving
+from sdk_clients import anthropic_client, google_client, openai_client
 
 from agl.trainer.gateway.dialects.error_forms import TYPES, anthropic_error, google_error, openai_error
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError
@@ -142,7 +143,7 @@ def test_an_overflow_without_counts_keeps_the_words(form: Callable[[RequestError
     assert "9,000,000 bytes" in message
 
 
-@pytest.mark.parametrize("status", [400, 404, 413, 415, 429, 500, 503])
+@pytest.mark.parametrize("status", [400, 404, 409, 413, 415, 429, 500, 501, 503, 504, 529])
 def test_other_errors_keep_their_message(status: int) -> None:
     error = RequestError(status, "why", code="c", param="p")
     kind = TYPES.get(status)
@@ -151,3 +152,83 @@ def test_other_errors_keep_their_message(status: int) -> None:
     assert (openai["code"], openai["param"], google["code"]) == ("c", "p", status)
     if kind is not None:
         assert (openai["type"], anthropic["type"], google["status"]) == kind
+
+
+# -- what the SDKs raise ----------------------------------------------------------------------------------------------
+
+
+OPENAI = {
+    400: ("BadRequestError", "invalid_request_error"),
+    401: ("AuthenticationError", "authentication_error"),
+    403: ("PermissionDeniedError", "permission_error"),
+    404: ("NotFoundError", "invalid_request_error"),
+    409: ("ConflictError", "invalid_request_error"),
+    413: ("APIStatusError", "invalid_request_error"),
+    429: ("RateLimitError", "rate_limit_error"),
+    500: ("InternalServerError", "server_error"),
+    501: ("InternalServerError", "server_error"),
+    503: ("InternalServerError", "server_error"),
+    504: ("InternalServerError", "server_error"),
+    529: ("InternalServerError", "server_error"),
+}
+"""Status -> what OpenAI's SDK raises, and the error's type."""
+ANTHROPIC = {
+    400: ("BadRequestError", "invalid_request_error"),
+    401: ("AuthenticationError", "authentication_error"),
+    403: ("PermissionDeniedError", "permission_error"),
+    404: ("NotFoundError", "not_found_error"),
+    409: ("ConflictError", "conflict_error"),
+    413: ("ContentTooLargeError", "request_too_large"),
+    429: ("RateLimitError", "rate_limit_error"),
+    500: ("InternalServerError", "api_error"),
+    501: ("HTTPNotImplementedError", "api_error"),
+    503: ("ServiceUnavailableError", "api_error"),
+    504: ("GatewayTimeoutError", "timeout_error"),
+    529: ("OverloadedError", "overloaded_error"),
+}
+GOOGLE = {
+    400: ("ClientError", "INVALID_ARGUMENT"),
+    401: ("ClientError", "UNAUTHENTICATED"),
+    403: ("ClientError", "PERMISSION_DENIED"),
+    404: ("ClientError", "NOT_FOUND"),
+    409: ("ClientError", "ABORTED"),
+    413: ("ClientError", "INVALID_ARGUMENT"),
+    429: ("ClientError", "RESOURCE_EXHAUSTED"),
+    500: ("ServerError", "INTERNAL"),
+    501: ("ServerError", "UNIMPLEMENTED"),
+    503: ("ServerError", "UNAVAILABLE"),
+    504: ("ServerError", "DEADLINE_EXCEEDED"),
+    529: ("ServerError", "UNAVAILABLE"),
+}
+_ASKED: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+@in_loop
+async def test_an_sdk_raises_what_it_raises_of_its_provider() -> None:
+    lines = [RequestError(status, "why", code="c") for status in OPENAI for _ in range(4)]
+    async with serving(ScriptedEngine(quick_tokenizer(), lines)) as rig:
+        attempt = await rig.attempt()
+        openai = openai_client(attempt)
+        async with anthropic_client(attempt) as anthropic, google_client(attempt) as google:
+            for status in OPENAI:
+                for answer in (
+                    openai.chat.completions.create(**_ASKED), openai.responses.create(model="m", input="hi")
+                ):  # fmt: skip
+                    error = await raised(answer)
+                    assert (type(error).__name__, error.type) == OPENAI[status]
+                    assert (error.status_code, error.code) == (status, "c")
+                error = await raised(anthropic.messages.create(**_ASKED, max_tokens=9))
+                assert (type(error).__name__, error.type) == ANTHROPIC[status]
+                assert error.status_code == status
+                error = await raised(google.models.generate_content(model="m", contents="hi"))
+                assert (type(error).__name__, error.status) == GOOGLE[status]
+                assert error.code == status
+        await attempt.close()
+
+
+async def raised(answer: Any) -> Any:
+    try:
+        await answer
+    except Exception as error:
+        return error
+    raise AssertionError("it was answered")

@@ -116,21 +116,26 @@ async def test_an_engine_that_holds_to_no_schema_answers_and_one_line_says_so(ca
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ({"type": "json_schema", "json_schema": {"schema": "x"}}, "has no schema"),
-        ({"type": "json_schema", "json_schema": {"name": "answer"}}, "has no schema"),
-        ({"type": "json_schema"}, "has no schema"),
+        ({"type": "json_schema", "schema": "x"}, "schema: Input should be a valid dictionary"),
+        ({"type": "json_schema"}, "schema is missing"),
+        ({"type": "json_schema", "schema": {}, "name": None}, "name: Input should be a valid string"),
+        ({"type": "json_schema", "schema": {}, "name": "no spaces"}, "name: String should match pattern"),
+        ({"type": "json_schema", "schema": {}, "strict": "yes"}, "strict: Input should be a valid boolean"),
         ({"type": "grammar", "grammar": "x"}, "type is 'grammar'; it is one of 'text', 'json_object', 'json_schema'"),
-        ({"schema": {}}, "type is None"),
+        ({"schema": {}}, "format.type is missing"),
     ],
 )
 @in_loop
 async def test_a_format_that_cannot_be_held_is_refused(form: dict[str, Any], why: str):
+    form = {"name": "a", **form}
+    # Chat Completions has all but the type one level deeper.
+    nested = {"json_schema": {key: value for key, value in form.items() if key != "type"}}
     async with serving(["{}"]) as rig:
         attempt = await rig.attempt()
         with pytest.raises(openai.BadRequestError, match=re.escape(why)):
-            await attempt.chat(response_format=form)
+            await attempt.chat(response_format={key: form[key] for key in ("type",) if key in form} | nested)
         with pytest.raises(openai.BadRequestError, match=re.escape(why)):
-            await attempt.client().responses.create(model="m", input="hi", text={"format": {**form, "name": "a"}})
+            await attempt.client().responses.create(model="m", input="hi", text={"format": form})
         await attempt.close()
 
 
@@ -368,7 +373,7 @@ async def test_bodies_that_are_no_chat_request():
                 answer = await client.post(f"{attempt.url()}/chat/completions", content=body)
                 assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), body[:80]
             lost = await client.get(f"{attempt.url()}/embeddings")
-            assert (lost.status_code, lost.json()["error"]["type"]) == (404, "not_found_error")
+            assert (lost.status_code, lost.json()["error"]["type"]) == (404, "invalid_request_error")
         assert len(await attempt.close()) == 9
 
 

@@ -283,6 +283,31 @@ def test_contents_become_messages() -> None:
     assert request.tools == [{"type": "function", "function": f} for f in (function, other)]
 
 
+@pytest.mark.parametrize("role", ["function", "tool", "user", None])
+def test_the_result_of_a_function_may_have_any_role_that_clients_give_it(role: str | None) -> None:
+    asked_for = {"role": "model", "parts": [{"functionCall": {"name": "search", "args": {}, "id": "c"}}]}
+    result = {"functionResponse": {"name": "search", "response": {"result": "12"}, "id": "c"}}
+    request = asked(contents=[USER, asked_for, {"role": role, "parts": [result]}])
+    assert request.messages[2:] == [{"role": "tool", "tool_call_id": "c", "content": "12"}]
+
+
+def test_a_single_object_is_a_list_of_one() -> None:
+    one = {"text": "hi"}
+    expected = asked(contents=[{"role": "user", "parts": [one]}], systemInstruction={"parts": [one]}, tools=TOOLS)
+    tools = {"functionDeclarations": TOOLS[0]["functionDeclarations"]}
+    single = asked(contents={"role": "user", "parts": one}, systemInstruction={"parts": one}, tools=tools)
+    assert (single.messages, single.tools) == (expected.messages, expected.tools)
+    alone = asked(tools={"functionDeclarations": CALCULATOR}, safetySettings={"category": "HARM_CATEGORY_HARASSMENT"})
+    assert alone.tools == asked(tools=[{"functionDeclarations": [CALCULATOR]}]).tools
+
+
+def test_words_of_enumerations_may_be_small() -> None:
+    for mode in ("any", "Any", "ANY"):
+        assert asked(tools=TOOLS, toolConfig=config(mode)).force_tool is True
+    for level in ("low", "LOW"):
+        asked(generationConfig={"thinkingConfig": {"thinkingLevel": level}})
+
+
 def test_ids_that_a_client_dropped_are_those_of_signature_and_order() -> None:
     def called(name: str, signature: str) -> dict[str, Any]:
         return {"functionCall": {"name": name, "args": {}}, "thoughtSignature": signature}
@@ -424,18 +449,40 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "candidates": ({"generationConfig": {"candidateCount": -1}}, "candidateCount"),
     "role": ({"contents": [{"role": "assistant", "parts": [{"text": "x"}]}]}, "contents.0.role"),
     "no parts": ({"contents": [{"role": "user"}]}, "contents.0.parts"),
-    "a part of text": ({"contents": [{"role": "user", "parts": ["x"]}]}, "text alone"),
-    "image": ({"contents": [{"role": "user", "parts": [{"text": "see"}, INLINE]}]}, "'inlineData'"),
-    "file": ({"contents": [{"role": "user", "parts": [FILE]}]}, "'fileData'"),
-    "code": ({"contents": [{"role": "model", "parts": [{"executableCode": {}}]}, USER]}, "'executableCode'"),
-    "an image as result": ({"contents": [{"role": "user", "parts": [{"functionResponse": SEEN}]}]}, "functionResponse"),
-    "nameless call": ({"contents": [{"role": "model", "parts": [{"functionCall": {}}]}, USER]}, "without a name"),
+    "a part of text": ({"contents": [{"role": "user", "parts": ["x"]}]}, "contents.0.parts.0 is no object"),
+    "image": ({"contents": [{"role": "user", "parts": [{"text": "see"}, INLINE]}]}, "contents.0.parts.1.inlineData is"),
+    "file": ({"contents": [{"role": "user", "parts": [FILE]}]}, "contents.0.parts.0.fileData is"),
+    "code": (
+        {"contents": [{"role": "model", "parts": [{"executableCode": {}}]}, USER]}, "parts.0.executableCode is"
+    ),
+    "an image as result": (
+        {"contents": [{"role": "user", "parts": [{"functionResponse": SEEN}]}]}, "parts.0.functionResponse.parts is"
+    ),
+    "nameless call": (
+        {"contents": [{"role": "model", "parts": [{"functionCall": {}}]}, USER]}, "functionCall.name is missing"
+    ),
+    "a file beside text": (
+        {"contents": [{"role": "user", "parts": [{"text": "see", **FILE}]}]}, "contents.0.parts.0.fileData is"
+    ),
+    "an image beside a result": (
+        {"contents": [{"role": "user", "parts": [{"functionResponse": {"name": "f"}, **INLINE}]}]},
+        "contents.0.parts.0.inlineData is",
+    ),
+    "a part of nothing": ({"contents": [{"role": "user", "parts": [{"thought": True}]}]}, "contents.0.parts.0 has"),
+    "a call as system": (
+        {"systemInstruction": {"parts": [{"functionCall": {"name": "f"}}]}}, "'systemInstruction.parts.0.functionCall'"
+    ),
     "system": ({"systemInstruction": "be brief"}, "systemInstruction"),
-    "an image as system": ({"systemInstruction": {"parts": [INLINE]}}, "'inlineData'"),
+    "an image as system": ({"systemInstruction": {"parts": [INLINE]}}, "systemInstruction.parts.0.inlineData is"),
     "prefill": ({"contents": [USER, {"role": "model", "parts": [{"text": "I"}]}]}, "model"),
     "server tool": ({"tools": [{"googleSearch": {}}]}, "googleSearch"),
     "nameless tool": ({"tools": [{"functionDeclarations": [{"description": "d"}]}]}, "name"),
+    "a server tool beside functions": ({"tools": [{**TOOLS[0], "googleSearch": {}}]}, "tools.0.googleSearch is"),
     "no such tool": ({"tools": TOOLS, "toolConfig": config("ANY", "f")}, "'f'"),
+    "no such tool among others": (
+        {"tools": TOOLS, "toolConfig": config("AUTO", "search", "f")},
+        "toolConfig.functionCallingConfig.allowedFunctionNames names 'f'",
+    ),
     "nothing to choose": ({"toolConfig": config("ANY")}, "toolConfig"),
     "choice": ({"tools": TOOLS, "toolConfig": config("SOME")}, "toolConfig"),
     "choice of a list": ({"tools": TOOLS, "toolConfig": {"functionCallingConfig": {"mode": ["ANY"]}}}, "toolConfig"),
@@ -446,6 +493,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "cache": ({"cachedContent": "cachedContents/x"}, "cachedContent"),
     "a schema of no kind": ({"generationConfig": {"responseSchema": SCHEMA}}, "responseMimeType"),
     "an enumeration": ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "text/x.enum"),
+    "a JSON schema of a list": (
+        {"generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": [1]}},
+        "generationConfig.responseJsonSchema is no schema",
+    ),
+    "two schemas": (
+        {"generationConfig": {"responseMimeType": "application/json", "responseSchema": {}, "responseJsonSchema": {}}},
+        "generationConfig.responseSchema stands beside responseJsonSchema",
+    ),
+    "two schemas of a function": (
+        {"tools": [{"functionDeclarations": [{**CALCULATOR, "parametersJsonSchema": {}}]}]},
+        "tools.0.functionDeclarations.0.parameters stands beside parametersJsonSchema",
+    ),
     "a schema of text": (
         {"generationConfig": {"responseMimeType": "application/json", "responseSchema": "x"}}, "responseSchema"
     ),
@@ -527,10 +586,16 @@ async def test_counted_tokens_are_those_of_the_prompt_and_no_call() -> None:
             await post(attempt, "countTokens", generateContentRequest={"model": "models/m", **ASK, **fields}),
         ]
         refused = await post(attempt, "countTokens", tools=[{"googleSearch": {"a": 1}}])
+        misspelt = await post(attempt, "countTokens", generateContentRequest=ASK, tool=TOOLS)
+        # A conversation so far, which ends with the model.
+        model = {"role": "model", "parts": [{"text": "four words of it"}]}
+        longer = await post(attempt, "countTokens", **fields, contents=[USER, model])
         await create(attempt, **fields)
         (call,) = await attempt.close()
     assert [answer.json() for answer in counted] == [{"totalTokens": call.prompt_ids.size}] * 2
     assert refused.json()["error"]["status"] == "INVALID_ARGUMENT"
+    assert "unknown field 'tool'" in misspelt.json()["error"]["message"]
+    assert longer.json()["totalTokens"] > call.prompt_ids.size + 4
 
 
 @in_loop
@@ -563,8 +628,10 @@ async def test_system_prompts_are_replaced() -> None:
     async with serving(["hello"]) as rig:
         attempt = await rig.attempt(prompts={"agent": {"be brief": ("p", "be long")}})
         await create(attempt, systemInstruction={"parts": [{"text": "be brief"}]})
-        (call,) = await attempt.close()
-    assert call.request["messages"][0] == {"role": "system", "content": "be long"}
+        await create(attempt, systemInstruction={"parts": {"text": "be brief"}})
+        await create(attempt, system_instruction={"parts": [{"text": "be brief"}]})
+        calls = await attempt.close()
+    assert [call.request["messages"][0] for call in calls] == [{"role": "system", "content": "be long"}] * 3
 
 
 # -- exact continuation -----------------------------------------------------------------------------------------------

@@ -138,6 +138,24 @@ async def test_the_events_add_up_to_the_message(tools: list[Any]) -> None:
 
 
 @in_loop
+async def test_a_stream_counts_tokens_as_the_whole_answer_does() -> None:
+    async with serving(ScriptedEngine(quick_tokenizer(), ["one two"], caches=True)) as rig:
+        attempt = await rig.attempt()
+        await create(attempt)
+        whole = await create(attempt)
+        message, events = await stream(attempt)
+    assert message.usage == whole.usage
+    assert whole.usage.cache_read_input_tokens
+    start, end = (next(e for e in events if e.type == kind) for kind in ("message_start", "message_delta"))
+    counted = start.message.usage.model_dump(exclude_unset=True)
+    assert counted.keys() == end.usage.model_dump(exclude_unset=True).keys()
+    assert counted["input_tokens"] == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+    # What is not known yet is nothing, of a type that clients add up.
+    details = counted.pop("output_tokens_details")
+    assert {*details.values(), *(n for name, n in counted.items() if name != "input_tokens")} == {0}
+
+
+@in_loop
 async def test_text_comes_as_it_is_sampled() -> None:
     async with serving(ScriptedEngine(quick_tokenizer(), ["1234567890"], paused=True)) as rig:
         attempt = await rig.attempt()
@@ -171,6 +189,49 @@ async def test_thoughts_are_shown_when_asked_for() -> None:
     # This template drops earlier thoughts, which no continuation can; the fork is its own, not the client's.
     assert [c.fork_cause for c in calls] == [None, None, None, "template"]
     assert calls[3].request["messages"][1]["reasoning_content"].strip() == "hmm"
+
+
+@pytest.mark.parametrize("display", ["summarized", None])
+@in_loop
+async def test_thoughts_that_are_omitted_are_signed_blocks_without_a_text(display: str | None) -> None:
+    tokenizer = template_tokenizer("qwen3")
+    line = "<think>\nhmm\n</think>\n\n" + tool_call("1 + 1")
+    async with serving(ScriptedEngine(tokenizer, [line, line, line, "two"]), tokenizer) as rig:
+        attempt, tools = await rig.attempt(), {"tools": [CALCULATOR]}
+        shown = await create(attempt, **tools, thinking={"type": "between_tools"})
+        assert shown.content[0].thinking.strip() == "hmm"
+        adaptive = {"type": "adaptive", "display": display}
+        assert (await create(attempt, **tools, thinking=adaptive)).content[0].thinking.strip() == "hmm"
+        omitted = {"type": "adaptive", "display": "omitted"}
+        message, events = await stream(attempt, **tools, thinking=omitted)
+        thought, use = message.content
+        assert [thought.type, thought.thinking, use.type] == ["thinking", "", "tool_use"]
+        assert thought.signature == message.id
+        kinds = [e.delta.type for e in events if e.type == "content_block_delta"]
+        assert kinds == ["signature_delta", "input_json_delta"]
+        result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "2"}]}
+        more = [USER, {"role": "assistant", "content": message.content}, result]
+        await create(attempt, messages=more, **tools, thinking=omitted)
+        calls = await attempt.close()
+        whole = await create(await rig.attempt(), **tools, thinking=omitted)
+    assert whole.content[0].text == "two"
+    # The client has sent no thoughts, and the policy continues its own.
+    assert (calls[3].parent_id, calls[3].fork_cause) == (calls[2].id, None)
+    np.testing.assert_array_equal(calls[3].prompt_ids[: calls[2].ids.size], calls[2].ids)
+
+
+@in_loop
+async def test_omitted_thoughts_are_the_same_whole_and_streamed() -> None:
+    tokenizer = template_tokenizer("qwen3")
+    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    async with serving(ScriptedEngine(tokenizer, ["<think>\nhmm\n</think>\n\nyes"]), tokenizer) as rig:
+        attempt = await rig.attempt()
+        whole = await create(attempt, thinking=thinking)
+        streamed, _ = await stream(attempt, thinking=thinking)
+    for message in (whole, streamed):
+        thought, text = blocks(message)
+        assert thought == {"type": "thinking", "thinking": "", "signature": message.id}
+        assert text["text"] == "yes"
 
 
 def test_a_sync_client_and_raw_responses() -> None:
@@ -292,6 +353,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too hot": ({"temperature": 1.5}, "temperature"),
     "role": ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
     "content": ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+    "no content": ({"messages": [{"role": "user"}]}, "messages.0.content is missing"),
+    "a message that is hidden later": (
+        {"messages": [{"role": "system", "content": "x", "clear_at": "next_user_message"}, USER]},
+        "messages.0.clear_at",
+    ),
     "block": ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0"),
     "image": ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
     "nameless result": ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
@@ -303,6 +369,29 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "choice": ({"tool_choice": {"type": "all"}}, "tool_choice.type"),
     "stop": ({"stop_sequences": [""]}, "stop_sequences"),
     "servers": ({"mcp_servers": [{"url": "u"}]}, "mcp_servers"),
+    "a misspelt format": ({"output_config": {"fromat": {}}}, "'output_config.fromat'; did you mean 'format'"),
+    "an effort": ({"output_config": {"effort": "huge"}}, "output_config.effort: "),
+    "a budget of what": ({"output_config": {"task_budget": {"type": "euros", "total": 9}}}, "task_budget.type: "),
+    "thinking": ({"thinking": {"type": "bogus"}}, "thinking.type is 'bogus'"),
+    "what is shown of it": ({"thinking": {"type": "adaptive", "display": "updates"}}, "thinking.display: "),
+    "a field of a block": (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "cache": 1}]}]},
+        "'messages.0.content.0.cache'",
+    ),
+    "a call of the provider's code": (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "tool_use", "id": "c", "name": "f", "input": {}, "caller": {"type": "code", "id": "x"}}
+                    ],
+                },
+                USER,
+            ]
+        },
+        "messages.0.content.0.caller is for the provider's code execution",
+    ),
 }
 
 
@@ -351,9 +440,11 @@ async def test_an_attempt_that_ends_tells_its_streams() -> None:
             events = await own.messages.create(**ASK, stream=True)
             await anext(events)
             (call,) = await attempt.close()
-            with pytest.raises(anthropic.APIError, match="attempt has ended"):
+            with pytest.raises(anthropic.APIError, match="attempt has ended") as caught:
                 async for _ in events:
                     pass
+    body: Any = caught.value.body
+    assert body["request_id"] == call.id
     assert (call.finish_reason, call.response_ids.size) == ("cancelled", 1)
 
 
@@ -382,9 +473,13 @@ async def test_counted_tokens_are_those_of_the_prompt_and_no_call() -> None:
             counted = await own.messages.count_tokens(model="m", **fields)
             with pytest.raises(anthropic.BadRequestError, match="tools"):
                 await own.messages.count_tokens(model="m", messages=[USER], tools=[{"name": "f"}])
+            # A conversation so far, which ends with the assistant.
+            answered = [USER, {"role": "assistant", "content": "four words of it"}]
+            longer = await own.messages.count_tokens(model="m", **fields | {"messages": answered})
         await create(attempt, **fields)
         (call,) = await attempt.close()
     assert counted.input_tokens == call.prompt_ids.size
+    assert longer.input_tokens > counted.input_tokens + 4
 
 
 @in_loop

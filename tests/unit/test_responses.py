@@ -241,6 +241,8 @@ async def test_an_error_before_the_first_token_has_a_status_and_a_later_one_ends
 
 # -- what cannot be served --------------------------------------------------------------------------------------------
 
+ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+
 
 @pytest.mark.parametrize(
     ("fields", "message", "param"),
@@ -262,8 +264,9 @@ async def test_an_error_before_the_first_token_has_a_status_and_a_later_one_ends
         ({"tools": [{"type": "web_search"}]}, "function tools only", "tools.0"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "not among the tools", "tool_choice"),
         ({"tool_choice": {"type": "mcp"}}, "send only the tools", "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "has no tools", "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "tools": [{"name": "f"}]}}, "not among the tools", "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tools is missing", "tool_choice.tools"),
+        ({"tool_choice": ALLOWED | {"mode": "any"}}, "tool_choice.mode: Input should be 'auto'", "tool_choice.mode"),
+        ({"tool_choice": ALLOWED}, "not among the tools", "tool_choice"),
     ],
 )
 @in_loop

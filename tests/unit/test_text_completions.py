@@ -161,7 +161,7 @@ async def test_an_echo_has_the_prompt_with_its_log_probs():
         ({"echo": True, "stream": True}, "echo"),
         ({"stop": ""}, "stop"),
         ({"temprature": 1}, "temprature"),
-        ({"prompt": "3 " * 5000}, "messages"),
+        ({"prompt": "3 " * 5000}, "prompt"),
     ],
 )
 @in_loop

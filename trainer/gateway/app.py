@@ -46,9 +46,8 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
     async def models(request: Request) -> Response:
         http.attempt_of(gateway, request)
         forms = dialect_of(request).models
-        return http.answer(
-            forms.all([forms.one(name, gateway.served(name).engine.max_context) for name in gateway.models])
-        )
+        served = [forms.one(name, gateway.served(name).engine.max_context) for name in gateway.models]
+        return http.answer(forms.page(served, request.query_params))
 
     async def model(request: Request) -> Response:
         http.attempt_of(gateway, request)
@@ -80,9 +79,10 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
 
 
 class WithRequestIds:
-    """Gives every answer the header in which its API's clients look for the request's id.
+    """Gives every request an id (`request.state.request_id`), and its answer the header in which its API's clients look
+    for it.
 
-    The id of a request to a policy is that of its call in the store (`request.state.request_id`).
+    The id of a request to a policy becomes that of its call in the store.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -90,12 +90,12 @@ class WithRequestIds:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = scope.setdefault("state", {})
+        state["request_id"] = f"req_{uuid.uuid4().hex}"
         header = dialect_of(HTTPConnection(scope)).request_id_header.encode()
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                request_id = state.get("request_id") or f"req_{uuid.uuid4().hex}"
-                message["headers"] = [*message["headers"], (header, request_id.encode())]
+                message["headers"] = [*message["headers"], (header, state["request_id"].encode())]
             await send(message)
 
         await self.app(scope, receive, send_with_id)
@@ -197,4 +197,4 @@ def _describe(request: Request, error: Exception) -> tuple[Any, int]:
             refused = error
         case _:
             refused = RequestError(500, f"{type(error).__name__}: {error}")
-    return dialect_of(request).error_body(refused), refused.status
+    return dialect_of(request).error_body(refused, request.state.request_id), refused.status

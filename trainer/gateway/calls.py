@@ -45,6 +45,7 @@ class ChatRequest:
         replaced: facts of the request's replaced system prompts, for the record; None if none were to be replaced.
         one_call: whether an answer may call one tool only.
         failed_tools: ids of the tool calls with results marked as errors, in dialects that mark them.
+        schema_field: where the client's body has the schema of the answer, for errors.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -56,6 +57,7 @@ class ChatRequest:
     failed_tools: frozenset[str] = frozenset()
     one_call: bool = False
     replaced: Mapping[str, Any] | None = None
+    schema_field: str = "response_format"
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +95,7 @@ class Reply:
         prompt_tokens: P.
         reasoning_tokens: how many of the sampled tokens are reasoning.
         unfinished: whether it has tool calls and ends within another one, whose beginning is in the message's text.
+        stop_text: the one of the request's stop texts that ended it.
     """
 
     call_id: str
@@ -102,6 +105,7 @@ class Reply:
     prompt_tokens: int
     reasoning_tokens: int
     unfinished: bool = False
+    stop_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,15 @@ def cut_at_stop(parsed: ParsedMessage, stop: Sequence[str]) -> ParsedMessage:
     if (end := _first(stop, parsed.content)) is not None:
         return replace(parsed, content=parsed.content[:end])
     return parsed
+
+
+def stop_text_of(completion: Completion, stop: Sequence[str], rendering: Rendering) -> str | None:
+    """The stop text that ended an answer; None where something else did."""
+    if not stop or completion.finish_reason != "stop":
+        return None
+    text = rendering.decode(completion.token_ids)
+    places = [(at, each) for each in stop if (at := text.find(each)) >= 0]
+    return min(places)[1] if places else None
 
 
 def _first(texts: Sequence[str], within: str) -> int | None:

@@ -320,6 +320,7 @@ def _work(body: CompletionsBody, served: ServedPolicy) -> _Work:
             f"the prompt has {context - room} tokens, which leaves no room in a context of {context}",
             context - room,
             context,
+            param="prompt",
         )
     sampling = Sampling(
         max_tokens=max(1, min(most, room)),

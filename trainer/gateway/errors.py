@@ -9,6 +9,9 @@ from agl.mdp.faults import ANSWER_REFUSED, CONTEXT_LENGTH
 
 log = logging.getLogger("agl.gateway")
 
+HISTORY = "messages"
+"""What errors call the field with the conversation, whatever the API; each API's error form has its own name."""
+
 
 class RequestError(Exception):
     """A request that cannot be served; `dialects.error_forms` has the words of each API.
@@ -46,10 +49,24 @@ class PromptTooLongError(RequestError):
         limit: the context's length in tokens; None where only an engine knows it.
     """
 
-    def __init__(self, message: str, tokens: int | None = None, limit: int | None = None) -> None:
-        super().__init__(400, message, code=CONTEXT_LENGTH, param="messages")
+    def __init__(
+        self, message: str, tokens: int | None = None, limit: int | None = None, *, param: str = HISTORY
+    ) -> None:
+        super().__init__(400, message, code=CONTEXT_LENGTH, param=param)
         self.tokens = tokens
         self.limit = limit
+
+
+class SchemaError(RequestError):
+    """A schema that answers cannot be held to.
+
+    Attributes:
+        tool: the name of the tool whose arguments the schema is for; None where it is for the answer.
+    """
+
+    def __init__(self, message: str, *, code: str | None = None, param: str, tool: str | None = None) -> None:
+        super().__init__(400, message, code=code, param=param)
+        self.tool = tool
 
 
 def invalid_key(rollout_id: str, attempt: int) -> RequestError:
@@ -72,7 +89,7 @@ def refusal(error: Exception, request: str = "without an id") -> RequestError:
             return RequestError(503, error.message, code="engine_error")
         case RefusedAnswerError():
             call = str(error.where["call"])
-            return RequestError(400, str(error), code=ANSWER_REFUSED, param="messages", answer=call)
+            return RequestError(400, str(error), code=ANSWER_REFUSED, param=HISTORY, answer=call)
         case AglError():
             return RequestError(400, str(error), code="invalid_request")
         case RecursionError():

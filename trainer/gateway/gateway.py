@@ -42,8 +42,9 @@ from agl.trainer.gateway.calls import (
     cut_at_stop,
     rendered_prompt,
     request_record,
+    stop_text_of,
 )
-from agl.trainer.gateway.errors import PromptTooLongError, RequestError, invalid_key, refusal
+from agl.trainer.gateway.errors import PromptTooLongError, RequestError, SchemaError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
 from agl.trainer.gateway.sessions import SessionMatch
 from agl.trainer.http.auth import key_of, matches
@@ -338,7 +339,7 @@ class Gateway:
         needs_grammar = is_one_of_a_list and not rendering.tells_calls_apart(request.tools)
         if (held := holds_to_grammars(served.engine)) is not True:
             if schema and held:
-                raise RequestError(400, held, param="response_format")
+                raise RequestError(400, held, param=request.schema_field)
             if needs_grammar:
                 raise RequestError(400, ONE_CALL_OF_A_LIST, param="parallel_tool_calls")
             why = f"{type(served.engine).__name__} does not enforce one; agl's own does: {install_line('structured')}"
@@ -362,10 +363,10 @@ class Gateway:
             return sampling
         if call is None:
             raise _not_held(
-                *(("response_format", "answers") if schema else ("tools", "their arguments")), UNKNOWN_CALLS
+                *((request.schema_field, "answers") if schema else ("tools", "their arguments")), UNKNOWN_CALLS
             )
         if schema and call.trigger == "{" and reads_as_call(json.loads(schema), call):
-            raise _not_held("response_format", "answers", LIKE_CALLS)
+            raise _not_held(request.schema_field, "answers", LIKE_CALLS)
         if strict and not call.rests:
             raise _not_held("tools", "their arguments", UNKNOWN_ARGUMENTS)
         if strict and not schema and not call.is_text:
@@ -474,10 +475,12 @@ class Gateway:
         access.sessions.remember(match, call_id, session, choice.prompt, completion.token_ids, message)
         # Calls of which the last has no end are not all that the policy wants, even where a stop token ended the last.
         # The beginning of a single call is a text that the policy has ended.
-        unfinished = parsed.unfinished and bool(parsed.tool_calls)
+        # A stop text that the agent has asked for ends an answer anywhere.
+        stop_text = stop_text_of(completion, sampling.stop, served.rendering)
+        unfinished = parsed.unfinished and bool(parsed.tool_calls) and stop_text is None
         # The APIs have no finish reason for an answer that the engine aborted: to the client it is one cut short.
         shown_reason = "length" if finish_reason == "cancelled" or unfinished else finish_reason
-        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, unfinished)
+        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, unfinished, stop_text)
 
     # -- records ------------------------------------------------------------------------------------------------------
 
@@ -547,13 +550,11 @@ def _of_schema(request: ChatRequest, refused: RequestError, error: Exception) ->
     names = [request.force_tool] if isinstance(request.force_tool, str) else names
     form = error.where.get("form")
     path = error.where["schema"]
-    field = "response_format"
-    owner = field
-    if isinstance(form, int) and form < len(names):
-        field = "tools"
-        owner = f"tool {names[form]!r}"
+    tool = names[form] if isinstance(form, int) and form < len(names) else None
+    field = request.schema_field if tool is None else "tools"
+    owner = field if tool is None else f"tool {tool!r}"
     text = f"{error.message} (the schema of {owner}, at {path})\n  -> {error.hint}"
-    return RequestError(refused.status, text, code=refused.code, param=field)
+    return SchemaError(text, code=refused.code, param=field, tool=tool)
 
 
 def _not_held(field: str, what: str, why: str) -> RequestError:

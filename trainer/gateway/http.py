@@ -276,7 +276,8 @@ def _check_count(count: int, name: str, limits: Limits) -> None:
 
 
 def _count(items: Any) -> int:
-    """Messages or tools, with the messages' parts and tool calls."""
+    """Messages or tools, with the messages' parts and tool calls; Google's API takes one alone."""
+    items = [items] if isinstance(items, dict) else items
     if not isinstance(items, list):
         return 0
     names = ("content", "tool_calls", "parts", "functionDeclarations", "function_declarations")

@@ -28,7 +28,7 @@ from agl.mdp.types import IntArray
 from agl.trainer.http.turns import Turns
 from agl.trainer.local.lark import Lark
 from agl.trainer.local.schema_check import SchemaCheck
-from agl.trainer.local.schema_worker import parser_limits, stop_tokenizer
+from agl.trainer.local.schema_worker import error_of, parser_limits, stop_tokenizer
 from agl.trainer.processes.limited_worker import lower_priority
 
 _HIDDEN = torch.from_numpy(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 0)
@@ -202,7 +202,7 @@ class Grammars:
             matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
             if not matcher.is_error():
                 break
-            why = why or matcher.get_error()
+            why = why or error_of(matcher)
         else:
             raise ConfigError(
                 f"answers cannot be held to this schema: {why}", hint="simplify the schema, or leave it out"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -45,6 +46,15 @@ def stop_tokenizer(tokenizer: str, vocabulary: int, stops: tuple[int, ...]) -> A
     return LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=[*stops] or None)
 
 
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_LISTING = re.compile(r"\n *\d+ \| .*", re.S)
+
+
+def error_of(matcher: Any) -> str:
+    """What llguidance says of a schema, without the lines of the grammar around it, which agents have not written."""
+    return _LISTING.sub("", _PLACE.sub("", matcher.get_error()))
+
+
 def tried(tokenizer: Any, job: dict[str, Any]) -> dict[str, Any]:
     """{"error": why answers cannot be held to the grammar, or ""; "compiled": whether only an answer went
     wrong; "seconds": of processor time}, or {"exceeds": True}.
@@ -57,7 +67,7 @@ def tried(tokenizer: Any, job: dict[str, Any]) -> dict[str, Any]:
     began = time.process_time()
     matcher = LLMatcher(tokenizer, job["text"], log_level=0, limits=parser_limits())
     compiled = not matcher.is_error()
-    error = _answered(tokenizer, matcher, job["starts"]) if compiled else matcher.get_error()
+    error = _answered(tokenizer, matcher, job["starts"]) if compiled else error_of(matcher)
     return {"error": error, "compiled": compiled, "seconds": time.process_time() - began}
 
 

@@ -56,7 +56,7 @@ class Dialect(Generic[Request]):
             fault.
         answer: the replies -> the body of the HTTP response.
         stream: makes the stream of an answer, when its first tokens have been sampled.
-        error_body: an error in the API's form.
+        error_body: an error in the API's form, with the id of its request where the form has one.
         models: policies in the API's form.
         stream_type: media type of its streams.
         request_id_header: the header in which its clients look for a request's id.
@@ -66,7 +66,7 @@ class Dialect(Generic[Request]):
     read: Callable[[Any, Access], Request]
     answer: Callable[[PendingRequest, ServedPolicy, Request, Sequence[Reply]], bytes]
     stream: Callable[[PendingRequest, ServedPolicy, Request], Stream]
-    error_body: Callable[[RequestError], dict[str, Any]]
+    error_body: Callable[[RequestError, str | None], dict[str, Any]]
     models: ModelForms
     stream_type: str = "text/event-stream"
     request_id_header: str = "x-request-id"

@@ -1,15 +1,30 @@
-"""What dialects share: checked bodies, text parts, tool choice, log-probs, server-sent events."""
+"""What dialects share: checked bodies, text parts, tool choice, log-probs, server-sent events.
+
+Invariant: every field of a request has a type that spells out what the API documents, in nested objects too, so that
+what the provider refuses is refused here: a body is a pydantic model, and the objects in it are `closed` TypedDicts.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
+import typing
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    with_config,
+)
+from typing_extensions import TypedDict, is_typeddict
 
 from agl.errors import nearest
 from agl.mdp.types import IntArray
@@ -56,17 +71,60 @@ SEARCHED = Unsupported("needs a tool search, which a policy in training does not
 CODE_CALLS = "is for the provider's code execution, which a policy in training does not have; leave it out"
 
 
+CLOSED = ConfigDict(extra="forbid", strict=True)
+"""How the objects of a request are read: by their documented fields alone, without conversions. The TypedDicts in a
+model with this configuration have it as well."""
+
+closed = with_config(CLOSED)
+"""Marks a TypedDict whose objects are read by `checked`."""
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_as_integer)]
+"""A number that JSON may write as 4.0, as Google's SDK does."""
+
+listed = with_config(ConfigDict(extra="ignore", strict=True))
+"""Marks a TypedDict of an API's object with any further fields, such as a tool that a choice repeats."""
+
+
+@closed
+class PlainFormat(TypedDict):
+    """OpenAI's format of an answer without a schema."""
+
+    type: Literal["text", "json_object"]
+
+
+FormatName = Annotated[str, StringConstraints(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+"""What OpenAI takes as the name of a schema."""
+
+
+@closed
+class PromptCacheOptions(TypedDict, total=False):
+    """OpenAI's `prompt_cache_options`."""
+
+    mode: Literal["implicit", "explicit"] | None
+    ttl: Literal["30m", "12h"] | None
+    prewarm: bool | None
+    comparison_response_id: str | None
+
+
 class OpenAIBody(BaseModel):
     """The fields of OpenAI's APIs that are accepted and have no effect."""
 
-    user: Any = None
-    metadata: Any = None
-    client_metadata: Any = None
-    service_tier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
-    safety_identifier: Any = None
+    model_config = CLOSED
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
+    prompt_cache_key: str | None = None
+    # Written with a hyphen by the SDKs of 2025.
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    safety_identifier: str | None = None
 
 
 def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] = MappingProxyType({})) -> Body:
@@ -83,9 +141,89 @@ def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] =
     try:
         return model.model_validate(known_fields(data, model.model_fields, refused))
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(p) for p in first["loc"])
-        raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
+        raise _misfit(error, model, data, "") from None
+
+
+def checked(
+    kind: Any, value: Any, where: str, refused: Mapping[str, Unsupported] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The fields of an object, once they fit a type.
+
+    Args:
+        kind: a `closed` TypedDict, or a union of them with a `Discriminator`.
+        value: the object. where: names it in errors.
+        refused: the documented fields that the type lacks.
+
+    Raises:
+        RequestError: 400, naming the field that does not fit, or as for `require_neutral`.
+    """
+    if isinstance(value, dict):
+        require_neutral(value, refused, f"{where}.")
+        value = {name: inner for name, inner in value.items() if name not in refused}
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise _misfit(error, kind, value, where) from None
+
+
+_adapter = functools.cache(TypeAdapter)
+
+
+def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> RequestError:
+    """Why a value does not fit a type. `where`: its field; "" for a whole body."""
+    # Of a union, the member that the value is meant for is the one that it fits for longest.
+    first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    path = _path(first["loc"], value, first["type"]) or []
+    field = ".".join(map(str, [where, *path] if where else path))
+    context = first.get("ctx", {})
+    match first["type"]:
+        case "extra_forbidden":
+            why = f"unknown field {field!r}; {nearest(str(path[-1]), _field_names(kind, path[:-1]))}"
+            return RequestError(400, why, code="unknown_parameter", param=field)
+        case "missing":
+            return RequestError(400, f"{field} is missing", code="missing_required_parameter", param=field)
+        case "union_tag_invalid" | "union_tag_not_found":
+            field += f".{context['discriminator'].strip(chr(39))}"
+            why = f"{field} is {context['tag']!r}" if "tag" in context else f"{field} is missing"
+            known = f"; it is one of {context['expected_tags']}" if "expected_tags" in context else ""
+            return RequestError(400, why + known, code="invalid_value", param=field)
+    return RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field)
+
+
+def _path(steps: Sequence[str | int], value: Any, error: str) -> list[str | int] | None:
+    """Where in a value an error is: its place without the names of a union's members, which pydantic puts among the
+    fields, and which fields can have as well. None for a place that the value does not have.
+
+    Args:
+        steps: the place as pydantic has it. value: what was checked. error: the error's type.
+    """
+    if not steps:
+        return []
+    step, *rest = steps
+    if _has(value, step) and (inner := _path(rest, value[step], error)) is not None:
+        return [step, *inner]
+    if not rest and error == "missing":
+        return [step] if isinstance(value, dict) and step not in value else None
+    if not rest and error == "extra_forbidden":
+        return None
+    return _path(rest, value, error)
+
+
+def _has(value: Any, step: str | int) -> bool:
+    """Whether an object has a field, or a list an index."""
+    return isinstance(step, int) if isinstance(value, list) else isinstance(value, dict) and step in value
+
+
+def _field_names(kind: Any, path: Sequence[str | int]) -> set[str]:
+    """The fields that an object at a place in a type can have."""
+    if is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        hints = typing.get_type_hints(kind)
+        if not path:
+            return {*hints}
+        return _field_names(hints[str(path[0])], path[1:]) if path[0] in hints else set()
+    # The members of a union, or what a list holds.
+    inner = path[1:] if typing.get_origin(kind) is list else path
+    return set().union(*(_field_names(member, inner) for member in typing.get_args(kind)))
 
 
 def known_fields(
@@ -219,41 +357,40 @@ def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def tool_choice_object(tools: list[dict[str, Any]], choice: Mapping[str, Any]) -> ToolChoice:
+def tool_choice_object(tools: list[dict[str, Any]], choice: Mapping[str, Any], kind: Any) -> ToolChoice:
     """OpenAI's choice of one tool, or of the tools that may be called, of which the policy then sees no others.
 
     Args:
-        tools: in the form of Chat Completions. choice: of the request; Chat Completions has names one level deeper.
+        tools: in the form of Chat Completions. choice: of the request.
+        kind: the API's forms of a choice; Chat Completions has names one level deeper.
 
     Raises:
-        RequestError: 400, an unknown kind of choice, or there is no such tool.
+        RequestError: 400, an unknown kind of choice, none of these forms, or there is no such tool.
     """
-    kind = choice.get("type", "function")
-    if kind == "function":
+    if choice.get("type") not in ("function", "allowed_tools", None):
+        raise RequestError(
+            400,
+            f"tool_choice of type {choice['type']!r} is not supported; send only the tools that may be called",
+            code="unsupported_value",
+            param="tool_choice",
+        )
+    checked(kind, choice, "tool_choice")
+    if choice["type"] == "function":
         name = _name_of(choice)
         _check_names(tools, [name])
         return tools, name
-    if kind == "allowed_tools":
-        inner = choice.get("allowed_tools", choice)
-        listed = expect(inner.get("tools") if isinstance(inner, dict) else None, list, "tool_choice", "has no tools")
-        names = [_name_of(tool) for tool in listed]
-        _check_names(tools, names)
-        allowed = [tool for tool in tools if tool["function"]["name"] in names]
-        return tool_choice(allowed, inner.get("mode"), required=("required",))
-    raise RequestError(
-        400,
-        f"tool_choice of type {kind!r} is not supported; send only the tools that may be called",
-        code="unsupported_value",
-        param="tool_choice",
-    )
+    inner = choice.get("allowed_tools", choice)
+    names = [_name_of(tool) for tool in inner["tools"]]
+    _check_names(tools, names)
+    allowed = [tool for tool in tools if tool["function"]["name"] in names]
+    return tool_choice(allowed, inner["mode"], required=("required",))
 
 
-def _name_of(choice: Any) -> Any:
-    inner = choice.get("function", choice) if isinstance(choice, dict) else None
-    return inner.get("name") if isinstance(inner, dict) else None
+def _name_of(choice: Mapping[str, Any]) -> str:
+    return choice.get("function", choice)["name"]
 
 
-def _check_names(tools: Sequence[Mapping[str, Any]], names: Sequence[Any]) -> None:
+def _check_names(tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     for name in names:
         if name not in tool_names(tools):
             raise RequestError(400, f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from agl.trainer.gateway.errors import PromptTooLongError, RequestError
+from agl.trainer.gateway.errors import HISTORY, PromptTooLongError, RequestError, SchemaError
 
 
 class Types(NamedTuple):
@@ -31,11 +31,15 @@ _FAILED = Types("server_error", "api_error", "INTERNAL")
 TYPES = {
     401: Types("authentication_error", "authentication_error", "UNAUTHENTICATED"),
     403: Types("permission_error", "permission_error", "PERMISSION_DENIED"),
-    404: Types("not_found_error", "not_found_error", "NOT_FOUND"),
+    404: Types("invalid_request_error", "not_found_error", "NOT_FOUND"),
+    409: Types("invalid_request_error", "conflict_error", "ABORTED"),
     413: Types("invalid_request_error", "request_too_large", "INVALID_ARGUMENT"),
     429: Types("rate_limit_error", "rate_limit_error", "RESOURCE_EXHAUSTED"),
     499: Types("invalid_request_error", "invalid_request_error", "CANCELLED"),
+    501: Types("server_error", "api_error", "UNIMPLEMENTED"),
     503: Types("server_error", "api_error", "UNAVAILABLE"),
+    504: Types("server_error", "timeout_error", "DEADLINE_EXCEEDED"),
+    529: Types("server_error", "overloaded_error", "UNAVAILABLE"),
 }
 """HTTP status -> its types; other refusals are invalid requests, and other failures are the server's."""
 
@@ -45,20 +49,31 @@ def types(status: int) -> Types:
     return TYPES.get(status, _REFUSED if status < 500 else _FAILED)
 
 
-def openai_error(error: RequestError) -> dict[str, Any]:
-    """The error in OpenAI's form; clients look for the words of its newer models or for those of its older ones."""
+def openai_error(error: RequestError, request_id: str | None = None, *, history: str = "messages") -> dict[str, Any]:
+    """The error in OpenAI's form, which has no field for the request's id. Clients look for the words of its newer
+    models or for those of its older ones. `history`: what the API calls the field with the conversation."""
     message = _overflow(
         error,
         "Input tokens exceed the configured limit of {limit} tokens, this model's maximum context length. "
         "Your messages resulted in {tokens} tokens.",
         "Input tokens exceed the configured limit, this model's maximum context length.",
     )
+    if isinstance(error, SchemaError):
+        # In both of its APIs OpenAI calls the schema of an answer that of `response_format`.
+        owner = "response_format" if error.tool is None else f"function {error.tool!r}"
+        message = f"Invalid schema for {owner}: {message}"
     kind = types(error.status).openai
-    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
+    param = history if error.param == HISTORY else error.param
+    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
 
 
-def anthropic_error(error: RequestError) -> dict[str, Any]:
-    """The error in Anthropic's form."""
+def responses_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
+    """The error in OpenAI's form, of the Responses API."""
+    return openai_error(error, request_id, history="input")
+
+
+def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
+    """The error in Anthropic's form, with the id that the answer's `request-id` header has."""
     message = _overflow(
         error, "prompt is too long: {tokens} tokens > {limit} maximum", "prompt is too long: no room is left"
     )
@@ -66,11 +81,11 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     if error.param == "thread":
         # By this the SDK's tool runner knows to go on without, and sends whole histories.
         body["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    return {"type": "error", "error": body}
+    return {"type": "error", "error": body, **({} if request_id is None else {"request_id": request_id})}
 
 
-def google_error(error: RequestError) -> dict[str, Any]:
-    """The error in Google's form."""
+def google_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
+    """The error in Google's form, which has no field for the request's id."""
     message = _overflow(
         error,
         "The input token count ({tokens}) exceeds the maximum number of tokens allowed ({limit}).",

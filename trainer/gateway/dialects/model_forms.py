@@ -1,9 +1,16 @@
-"""Policies as the models that each API lists: one form for each provider."""
+"""Policies as the models that each API lists, in pages: one form for each provider.
+
+Source: Anthropic API reference, "List Models"; Gemini API reference, "models.list"; OpenAI's list has one page.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from agl.messages.google import camel
+from agl.trainer.gateway.errors import RequestError
+from agl.trainer.http.numbers import number_of
 
 Model = dict[str, Any]
 
@@ -13,18 +20,19 @@ class ModelForms(NamedTuple):
 
     Attributes:
         one: the name of a policy and the length of its context in tokens -> the model.
-        all: models -> their list, on one page.
+        page: models, and the query of a request -> the page of their list that it wants; raises RequestError, 400,
+            naming the parameter at fault.
     """
 
     one: Callable[[str, int], Model]
-    all: Callable[[Sequence[Model]], Mapping[str, Any]]
+    page: Callable[[Sequence[Model], Mapping[str, str]], Mapping[str, Any]]
 
 
 def _openai(name: str, context: int) -> Model:
     return {"id": name, "object": "model", "created": 0, "owned_by": "agl"}
 
 
-def _openai_list(models: Sequence[Model]) -> Mapping[str, Any]:
+def _openai_page(models: Sequence[Model], query: Mapping[str, str]) -> Mapping[str, Any]:
     return {"object": "list", "data": models}
 
 
@@ -41,9 +49,26 @@ def _anthropic(name: str, context: int) -> Model:
     }
 
 
-def _anthropic_list(models: Sequence[Model]) -> Mapping[str, Any]:
+def _anthropic_page(models: Sequence[Model], query: Mapping[str, str]) -> Mapping[str, Any]:
     ids = [model["id"] for model in models]
-    return {"data": models, "has_more": False, "first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
+    limit = number_of(query.get("limit", "20"))
+    if limit is None or not 1 <= limit <= 1000:
+        raise _no_page("limit", f"is {query['limit']!r}; it is 1 to 1000")
+    first, end = 0, len(models)
+    if "after_id" in query:
+        first = _place(ids, query, "after_id") + 1
+    if "before_id" in query:
+        # The page is the one right before this model.
+        end = _place(ids, query, "before_id")
+        page = models[max(first, end - limit) : end]
+    else:
+        page = models[first : first + limit]
+    return {
+        "data": page,
+        "has_more": len(page) < end - first,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
 
 
 def _google(name: str, context: int) -> Model:
@@ -59,10 +84,31 @@ def _google(name: str, context: int) -> Model:
     }
 
 
-def _google_list(models: Sequence[Model]) -> Mapping[str, Any]:
-    return {"models": models}
+def _google_page(models: Sequence[Model], query: Mapping[str, str]) -> Mapping[str, Any]:
+    # Either of protobuf's names; its zero and its empty text ask for nothing.
+    wanted = {name: value for name, value in camel(query).items() if value not in ("", "0")}
+    size = number_of(wanted.get("pageSize", "50"))
+    if size is None:
+        raise _no_page("pageSize", f"is {wanted['pageSize']!r}, no number of models")
+    # As Google does with a size that is too large.
+    size = min(size, 1000)
+    names = [model["name"] for model in models]
+    first = _place(names, wanted, "pageToken") if "pageToken" in wanted else 0
+    following = {"nextPageToken": names[first + size]} if first + size < len(names) else {}
+    return {"models": models[first : first + size], **following}
 
 
-OPENAI_MODELS = ModelForms(_openai, _openai_list)
-ANTHROPIC_MODELS = ModelForms(_anthropic, _anthropic_list)
-GOOGLE_MODELS = ModelForms(_google, _google_list)
+def _place(names: Sequence[str], query: Mapping[str, str], parameter: str) -> int:
+    """Where in a list the model is that a parameter names."""
+    if query[parameter] not in names:
+        raise _no_page(parameter, f"is {query[parameter]!r}, which is no model here")
+    return names.index(query[parameter])
+
+
+def _no_page(parameter: str, why: str) -> RequestError:
+    return RequestError(400, f"{parameter} {why}", code="invalid_value", param=parameter)
+
+
+OPENAI_MODELS = ModelForms(_openai, _openai_page)
+ANTHROPIC_MODELS = ModelForms(_anthropic, _anthropic_page)
+GOOGLE_MODELS = ModelForms(_google, _google_page)

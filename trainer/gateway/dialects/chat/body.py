@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import BaseModel, Field
+from pydantic import Discriminator, Field
+from typing_extensions import TypedDict
 
 from agl.trainer.engines.base import Sampling
 from agl.trainer.gateway.access import Access
@@ -14,12 +15,17 @@ from agl.trainer.gateway.dialects.base import DialectRequest
 from agl.trainer.gateway.dialects.common import (
     MODERATION,
     OTHER_DISTRIBUTION,
+    FormatName,
+    Integer,
     OpenAIBody,
+    PlainFormat,
     ToolChoice,
     Unsupported,
-    expect,
+    checked,
+    closed,
     fields,
     json_schema,
+    listed,
     nucleus,
     only_functions,
     require_neutral,
@@ -31,9 +37,97 @@ from agl.trainer.gateway.dialects.common import (
 from agl.trainer.gateway.errors import RequestError
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+@closed
+class StreamOptions(TypedDict, total=False):
+    include_usage: bool | None
+    include_obfuscation: bool | None
+
+
+@closed
+class NamedSchema(TypedDict, total=False):
+    """`response_format.json_schema`."""
+
+    name: Required[FormatName]
+    schema: Required[dict[str, Any]]
+    description: str | None
+    strict: bool | None
+
+
+@closed
+class SchemaFormat(TypedDict):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+@closed
+class CacheBreakpoint(TypedDict, total=False):
+    mode: Required[Literal["explicit"]]
+    ttl: Literal["30m", "12h"] | None
+
+
+@closed
+class PredictedText(TypedDict, total=False):
+    type: Required[Literal["text"]]
+    text: Required[str]
+    prompt_cache_breakpoint: CacheBreakpoint | None
+
+
+@closed
+class Prediction(TypedDict):
+    type: Literal["content"]
+    content: str | list[PredictedText]
+
+
+@closed
+class Function(TypedDict, total=False):
+    name: Required[str]
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+
+
+@closed
+class FunctionTool(TypedDict):
+    type: Literal["function"]
+    function: Function
+
+
+@listed
+class ToolName(TypedDict):
+    name: str
+
+
+@listed
+class NamedTool(TypedDict):
+    type: Literal["function"]
+    function: ToolName
+
+
+@closed
+class ChosenName(TypedDict):
+    name: str
+
+
+@closed
+class ChosenTool(TypedDict):
+    type: Literal["function"]
+    function: ChosenName
+
+
+@closed
+class AllowedTools(TypedDict):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+@closed
+class AllowedToolsChoice(TypedDict):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+TOOL_CHOICE = Annotated[ChosenTool | AllowedToolsChoice, Discriminator("type")]
+"""The forms of a choice that is an object."""
 
 
 class ChatBody(OpenAIBody):
@@ -43,26 +137,26 @@ class ChatBody(OpenAIBody):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Integer | None = Field(default=None, ge=1)
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
-    n: int | None = Field(default=None, ge=1, le=128)
+    top_k: Integer | None = Field(default=None, ge=-1)
+    n: Integer | None = Field(default=None, ge=1, le=128)
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
     return_token_ids: bool | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Annotated[PlainFormat | SchemaFormat, Discriminator("type")] | None = None
     # No effect.
-    store: Any = None
-    parallel_tool_calls: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    prediction: Any = None
+    store: bool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    prediction: Prediction | None = None
 
 
 UNSUPPORTED = {
@@ -151,9 +245,8 @@ def _tools(body: ChatBody) -> ToolChoice:
     tools = body.tools or []
     for i, tool in enumerate(tools):
         only_functions(tool.get("type"), f"tools.{i}")
-        function = expect(tool.get("function"), dict, f"tools.{i}", "is not a function with a name")
-        fields(function, {"name": str, "description": str | None, "parameters": dict | None}, f"tools.{i}.function")
+        checked(FunctionTool, tool, f"tools.{i}")
     choice = body.tool_choice
     if isinstance(choice, dict):
-        return tool_choice_object(tools, choice)
+        return tool_choice_object(tools, choice, TOOL_CHOICE)
     return tool_choice(tools, choice, required=("required", "any"))

@@ -43,8 +43,7 @@ class ChatStream:
             extra = {"token_ids": reply.completion.token_ids.tolist()} if self._request.body.return_token_ids else {}
             entries = self._logprobs(i, {}, reply.completion, rest=True)
             yield self._chunk(i, {}, reply.finish_reason, entries, **extra)
-        options = self._request.body.stream_options
-        if options is not None and options.include_usage:
+        if (self._request.body.stream_options or {}).get("include_usage"):
             yield sse({**self._base, "choices": [], "usage": usage(replies)})
         yield b"data: [DONE]\n\n"
 

@@ -9,7 +9,6 @@ from typing import Any
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import ChatRequest, Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.messages.body import MessagesRequest
-from agl.trainer.rendering.rendering import Rendering
 
 
 def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesRequest, replies: Sequence[Reply]) -> bytes:
@@ -18,7 +17,8 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
     content: list[dict[str, Any]] = []
     reasoning = reply.message.get("reasoning_content")
     if reasoning and request.body.thinks:
-        content.append({"type": "thinking", "thinking": reasoning, "signature": signature(pending)})
+        shown = "" if request.body.omits_thoughts else reasoning
+        content.append({"type": "thinking", "thinking": shown, "signature": signature(pending)})
     if text := reply.message.get("content"):
         content.append({"type": "text", "text": text})
     for call in reply.message.get("tool_calls") or ():
@@ -28,8 +28,8 @@ def answer(pending: PendingRequest, served: ServedPolicy, request: MessagesReque
         **message_head(pending, served),
         # Programs read `content[0].text` unchecked; an empty answer must not break them.
         "content": content or [{"type": "text", "text": ""}],
-        **stop_fields(reply, request.chat, served.rendering),
-        "usage": usage(reply),
+        **stop_fields(reply, request.chat, served),
+        "usage": usage(TokenCounts.of(replies)),
     }
     # Not orjson: a model writes integers of any length.
     return json.dumps(message).encode()
@@ -45,9 +45,8 @@ def message_head(pending: PendingRequest, served: ServedPolicy) -> dict[str, Any
     return {"id": pending.response_id, "type": "message", "role": "assistant", "model": served.name}
 
 
-def usage(reply: Reply) -> dict[str, Any]:
+def usage(counts: TokenCounts) -> dict[str, Any]:
     """Token counts; as Anthropic counts, cached tokens are not among the input."""
-    counts = TokenCounts.of([reply])
     return {
         "input_tokens": counts.prompt - counts.cached,
         "cache_creation_input_tokens": 0,
@@ -57,12 +56,14 @@ def usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def stop_fields(reply: Reply, chat: ChatRequest, rendering: Rendering) -> dict[str, str | None]:
+def stop_fields(reply: Reply, chat: ChatRequest, served: ServedPolicy) -> dict[str, str | None]:
     """Why the answer ended, and the stop text that ended it."""
+    if reply.stop_text is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_text}
     reason = {"length": "max_tokens", "tool_calls": "tool_use"}.get(reply.finish_reason, "end_turn")
-    if reason == "end_turn" and chat.sampling.stop:
-        text = rendering.decode(reply.completion.token_ids)
-        matches = [(at, s) for s in chat.sampling.stop if (at := text.find(s)) >= 0]
-        if matches:
-            return {"stop_reason": "stop_sequence", "stop_sequence": min(matches)[1]}
+    if reply.completion.finish_reason == "length":
+        sampled = reply.completion.token_ids.size
+        filled = reply.prompt_tokens + sampled >= served.engine.max_context
+        if filled and sampled < chat.sampling.max_tokens:
+            reason = "model_context_window_exceeded"
     return {"stop_reason": reason, "stop_sequence": None}

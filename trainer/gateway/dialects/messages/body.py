@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Discriminator, Field
+from typing_extensions import TypedDict
 
 from agl import messages
 from agl.messages import Message
@@ -14,57 +15,168 @@ from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.calls import ChatRequest
 from agl.trainer.gateway.dialects.base import DialectRequest
 from agl.trainer.gateway.dialects.common import (
+    CLOSED,
     CODE_CALLS,
     SEARCHED,
-    Fields,
+    Integer,
     ToolChoice,
     Unsupported,
     any_tool,
-    content,
-    fields,
+    checked,
+    closed,
+    expect,
     json_schema,
     nucleus,
-    require_neutral,
     tool_names,
     validated,
 )
 from agl.trainer.gateway.errors import RequestError
 
 
+@closed
+class CacheControl(TypedDict, total=False):
+    type: Required[Literal["ephemeral"]]
+    ttl: Literal["5m", "1h"] | None
+
+
+@closed
+class SchemaFormat(TypedDict):
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+@closed
+class TaskBudget(TypedDict, total=False):
+    type: Required[Literal["tokens"]]
+    total: Required[Integer]
+    remaining: Integer | None
+
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+@closed
+class OutputConfig(TypedDict, total=False):
+    """Of its fields, the format alone concerns the answer."""
+
+    format: SchemaFormat | None
+    effort: Effort | None
+    task_budget: TaskBudget | None
+
+
+@closed
+class BlockBinding(TypedDict, total=False):
+    """What the provider does with thoughts of another conversation; here all are read."""
+
+    prefix_mismatch_behavior: Literal["error", "drop_block"] | None
+
+
+class ThinkingDisplay(TypedDict, total=False):
+    """What the types of thinking that are shown have in common."""
+
+    display: Literal["summarized", "omitted"] | None
+    block_binding: BlockBinding | None
+
+
+@closed
+class EnabledThinking(ThinkingDisplay, total=False):
+    type: Required[Literal["enabled"]]
+    budget_tokens: Required[Integer]
+
+
+@closed
+class AdaptiveThinking(ThinkingDisplay, total=False):
+    type: Required[Literal["adaptive"]]
+
+
+@closed
+class OtherThinking(TypedDict):
+    """None at all, or, as far as a model follows it, none before the first call; a policy thinks when it does."""
+
+    type: Literal["disabled", "between_tools"]
+
+
+@closed
+class SeveralCalls(TypedDict, total=False):
+    type: Required[Literal["auto", "any"]]
+    disable_parallel_tool_use: bool | None
+
+
+@closed
+class ChosenTool(TypedDict, total=False):
+    type: Required[Literal["tool"]]
+    name: Required[str]
+    disable_parallel_tool_use: bool | None
+
+
+@closed
+class NoTool(TypedDict):
+    type: Literal["none"]
+
+
+@closed
+class Metadata(TypedDict, total=False):
+    user_id: str | None
+
+
+@closed
+class Diagnostics(TypedDict, total=False):
+    previous_message_id: str | None
+
+
+@closed
+class BillingPolicy(TypedDict, total=False):
+    type: Required[Literal["billing_policy"]]
+    bill_to: Literal["self", "user_profile"] | None
+
+
+@closed
+class FallbackCredit(TypedDict, total=False):
+    token: Required[str]
+    mode: Literal["strict", "best_effort"] | None
+
+
 class MessagesBody(BaseModel):
     """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
 
+    model_config = CLOSED
+
     model: str = ""
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_tokens: int = Field(ge=1)
+    max_tokens: Integer = Field(ge=1)
     system: str | list[Any] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: Annotated[SeveralCalls | ChosenTool | NoTool, Discriminator("type")] | None = None
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    thinking: dict[str, Any] | None = None
+    top_k: Integer | None = Field(None, ge=0)
+    thinking: Annotated[EnabledThinking | AdaptiveThinking | OtherThinking, Discriminator("type")] | None = None
     stream: bool | None = None
-    output_config: dict[str, Any] | None = None
-    output_format: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
     """What `output_config.format` was called before."""
     # No effect.
-    metadata: Any = None
-    cache_control: Any = None
-    service_tier: Any = None
-    inference_geo: Any = None
-    speed: Any = None
-    diagnostics: Any = None
-    user_profile_id: Any = None
-    workspace_id: Any = None
-    billing_policy: Any = None
-    fallback_credit_token: Any = None
+    metadata: Metadata | None = None
+    cache_control: CacheControl | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    inference_geo: str | None = None
+    speed: Literal["standard", "fast"] | None = None
+    diagnostics: Diagnostics | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+    billing_policy: BillingPolicy | None = None
+    fallback_credit_token: str | FallbackCredit | None = None
 
     @property
     def thinks(self) -> bool:
-        """Whether the client wants the model's reasoning in the answer."""
-        return (self.thinking or {}).get("type") in ("enabled", "adaptive")
+        """Whether the client wants blocks of the model's reasoning in the answer."""
+        return self.thinking is not None and self.thinking["type"] != "disabled"
+
+    @property
+    def omits_thoughts(self) -> bool:
+        """Whether these blocks are to be without the text of it."""
+        return self.thinking is not None and self.thinking.get("display") == "omitted"
 
 
 MessagesRequest = DialectRequest[MessagesBody]
@@ -79,25 +191,115 @@ UNSUPPORTED = {
 UNSUPPORTED_OF_TOOL = {"defer_loading": SEARCHED, "allowed_callers": Unsupported(CODE_CALLS, ([], ["direct"]))}
 """Documented fields of a tool that a policy cannot honour."""
 
+_TOOLSET = Unsupported("is of Anthropic's toolsets, which a policy in training does not have; leave it out")
+UNSUPPORTED_OF_BLOCK: Mapping[str, Mapping[str, Unsupported]] = {
+    "tool_use": {"caller": Unsupported(CODE_CALLS, ({}, {"type": "direct"})), "toolset_name": _TOOLSET},
+    "tool_result": {"toolset_name": _TOOLSET},
+}
+"""Type of a block -> its documented fields that a policy cannot honour."""
+
 _RECORDED = {*MessagesBody.model_fields} - {
     "messages", "system", "tools", "metadata", "cache_control", "service_tier", "inference_geo", "speed", "diagnostics",
     "user_profile_id", "workspace_id", "billing_policy", "fallback_credit_token",
 }  # fmt: skip
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
-_TEXT = {"text": {"text": str}}
-_BLOCKS: Mapping[str, Mapping[str, Fields]] = {
+
+class Cached(TypedDict, total=False):
+    """What blocks and tools have in common, without an effect."""
+
+    cache_control: CacheControl | None
+
+
+@closed
+class TextBlock(Cached, total=False):
+    """The citations of an earlier answer's text are dropped."""
+
+    type: Required[Literal["text"]]
+    text: Required[str]
+    citations: list[Any] | None
+
+
+@closed
+class ThinkingBlock(TypedDict, total=False):
+    type: Required[Literal["thinking"]]
+    thinking: Required[str]
+    signature: str | None
+
+
+@closed
+class RedactedThinkingBlock(TypedDict, total=False):
+    type: Required[Literal["redacted_thinking"]]
+    data: str | None
+
+
+@closed
+class ToolUseBlock(Cached, total=False):
+    type: Required[Literal["tool_use"]]
+    id: Required[str]
+    name: Required[str]
+    input: Required[dict[str, Any]]
+
+
+@closed
+class ToolResultBlock(Cached, total=False):
+    type: Required[Literal["tool_result"]]
+    tool_use_id: Required[str]
+    content: str | list[Any] | None
+    is_error: bool | None
+
+
+@closed
+class Tool(Cached, total=False):
+    """How its arguments are streamed and examples of its input are dropped."""
+
+    type: Literal["custom"] | None
+    name: Required[str]
+    description: str | None
+    input_schema: Required[dict[str, Any]]
+    strict: bool | None
+    eager_input_streaming: bool | None
+    input_examples: list[dict[str, Any]] | None
+
+
+@closed
+class InputMessage(TypedDict):
+    role: Literal["user", "assistant"]
+    content: str | list[Any]
+
+
+@closed
+class SystemOutputConfig(TypedDict, total=False):
+    """It has no effect."""
+
+    effort: Effort | None
+
+
+@closed
+class SystemMessage(TypedDict, total=False):
+    """A system message within the conversation."""
+
+    role: Required[Literal["system"]]
+    content: str | list[Any] | None
+    output_config: SystemOutputConfig | None
+
+
+_MESSAGE = Annotated[InputMessage | SystemMessage, Discriminator("role")]
+UNSUPPORTED_OF_MESSAGE = {
+    "clear_at": Unsupported("would hide the message later, which is not supported; leave it out", ("never",))
+}
+_TEXT = {"text": TextBlock}
+_BLOCKS: Mapping[str, Mapping[str, Any]] = {
     "system": _TEXT,
-    "user": _TEXT | {"tool_result": {"tool_use_id": str, "content": object, "is_error": object}},
+    "user": {**_TEXT, "tool_result": ToolResultBlock},
     "assistant": {
         **_TEXT,
-        "thinking": {"thinking": str},
-        "redacted_thinking": {},
-        "tool_use": {"id": str, "name": str, "input": dict},
+        "thinking": ThinkingBlock,
+        "redacted_thinking": RedactedThinkingBlock,
+        "tool_use": ToolUseBlock,
     },
 }
-"""Role -> the types of its blocks, and their fields."""
-_TOOL: Fields = {"name": str, "description": str | None, "input_schema": dict, "strict": bool | None}
+"""Role -> the types of its blocks."""
 
 
 def read(data: Any, access: Access, *, counting: bool = False) -> MessagesRequest:
@@ -105,7 +307,8 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
 
     Args:
         data: the body's JSON. access: of the attempt.
-        counting: whether its tokens are only counted, so that `max_tokens` may be missing.
+        counting: whether its tokens are only counted, so that `max_tokens` may be missing, and the last message may be
+            the assistant's.
 
     Raises:
         RequestError: 400, naming the field at fault.
@@ -115,11 +318,11 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
     body = validated(MessagesBody, data, UNSUPPORTED)
     if "" in (body.stop_sequences or ()):
         raise _invalid("stop_sequences", "an empty text ends every answer")
-    system = messages.read.system(content(body.system or "", _TEXT, "system"))
+    system = messages.read.system(_content(body.system or "", _TEXT, "system", "text"))
     history = [message for message in system if message.text]
     for i, message in enumerate(body.messages):
         history += _message(message, f"messages.{i}")
-    if history[-1].role == "assistant":
+    if history[-1].role == "assistant" and not counting:
         raise _invalid("messages", "the last one is the assistant's; an answer cannot be begun for the policy")
     tools, force = _tools(body)
     sampling = Sampling(
@@ -141,6 +344,7 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         options=options,
         failed_tools=failed_tools,
         one_call=bool((body.tool_choice or {}).get("disable_parallel_tool_use")),
+        schema_field="output_config.format" if (body.output_config or {}).get("format") else "output_format",
     )
     return DialectRequest(body, chat, bool(body.stream))
 
@@ -154,14 +358,29 @@ def _grammar(body: MessagesBody) -> str:
 
 
 def _message(message: Mapping[str, Any], where: str) -> list[Message]:
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _BLOCKS:
-        raise _invalid(f"{where}.role", f"{role!r} is neither user nor assistant")
-    blocks = content(message.get("content"), _BLOCKS[role], f"{where}.content", "text and tools")
+    known = checked(_MESSAGE, message, where, UNSUPPORTED_OF_MESSAGE)
+    role = known["role"]
+    blocks = _content(known.get("content") or "", _BLOCKS[role], f"{where}.content", "text and tools")
     for i, block in enumerate(blocks if isinstance(blocks, list) else ()):
         if block["type"] == "tool_result":
-            block["content"] = content(block["content"] or "", _TEXT, f"{where}.content.{i}.content")
+            result = block.get("content") or ""
+            block["content"] = _content(result, _TEXT, f"{where}.content.{i}.content", "text")
     return messages.read.messages([{"role": role, "content": blocks}])
+
+
+def _content(value: str | list[Any], kinds: Mapping[str, Any], where: str, only: str) -> str | list[dict[str, Any]]:
+    """A text, or blocks of these types. `only`: what can be trained, for errors."""
+    if isinstance(value, str):
+        return value
+    return [_block(block, kinds, f"{where}.{i}", only) for i, block in enumerate(value)] or ""
+
+
+def _block(value: Any, kinds: Mapping[str, Any], where: str, only: str) -> dict[str, Any]:
+    kind = expect(value, dict, where, "is not an object").get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        why = f"{where} has the type {kind!r}; only {only} can be trained"
+        raise RequestError(400, why, code="unsupported_value", param=where)
+    return checked(kinds[kind], value, where, UNSUPPORTED_OF_BLOCK.get(kind, {}))
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
@@ -169,21 +388,18 @@ def _message(message: Mapping[str, Any], where: str) -> list[Message]:
 
 def _tools(body: MessagesBody) -> ToolChoice:
     tools = messages.read.tools([_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())])
-    choice = body.tool_choice or {"type": "auto"}
-    match choice.get("type"):
-        case "auto":
-            return tools or None, None
-        case "none":
+    match body.tool_choice:
+        case {"type": "none"}:
             return None, None
-        case "any":
+        case {"type": "any"}:
             if not tools:
                 raise _invalid("tool_choice", "requires a tool, but there are none")
             return tools, any_tool(tools)
-        case "tool":
-            if choice.get("name") not in tool_names(tools):
-                raise _invalid("tool_choice.name", f"{choice.get('name')!r} is not among the tools")
-            return tools, choice["name"]
-    raise _invalid("tool_choice.type", f"{choice.get('type')!r} is unknown; use auto, any, tool or none")
+        case {"type": "tool", "name": name}:
+            if name not in tool_names(tools):
+                raise _invalid("tool_choice.name", f"{name!r} is not among the tools")
+            return tools, name
+    return tools or None, None
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -192,10 +408,9 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
             400,
             f"{where} is Anthropic's tool {tool['type']!r}; a policy in training knows tools by their input_schema",
             code="unsupported_value",
-            param=f"{where}.type",
+            param=where,
         )
-    require_neutral(tool, UNSUPPORTED_OF_TOOL, f"{where}.")
-    return fields(tool, _TOOL, where)
+    return checked(Tool, tool, where, UNSUPPORTED_OF_TOOL)
 
 
 def _invalid(where: str, why: str) -> RequestError:

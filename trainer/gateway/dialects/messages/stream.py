@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agl.trainer.gateway.access import PendingRequest
-from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
+from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.common import sse
 from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
 from agl.trainer.gateway.dialects.error_forms import anthropic_error
@@ -41,13 +41,13 @@ class MessagesStream:
         if not self._blocks:
             yield from self._start_block({"type": "text", "text": ""})
         yield from self._stop_block()
-        stop = stop_fields(reply, self._request.chat, self._served.rendering)
-        yield _event("message_delta", delta=stop, usage=usage(reply))
+        stop = stop_fields(reply, self._request.chat, self._served)
+        yield _event("message_delta", delta=stop, usage=usage(TokenCounts.of(replies)))
         yield _event("message_stop")
 
     def fail(self, error: RequestError) -> Iterator[bytes]:
         """The error of an answer that broke off."""
-        yield sse(anthropic_error(error), "error")
+        yield sse(anthropic_error(error, self._pending.response_id), "error")
 
     def _start(self, prompt_tokens: int) -> Iterator[bytes]:
         if not self._started:
@@ -58,25 +58,27 @@ class MessagesStream:
                 "stop_reason": None,
                 "stop_sequence": None,
                 # How much of the prompt was continued is sent at the end, where clients read the final counts.
-                "usage": {"input_tokens": prompt_tokens, "output_tokens": 0},
+                "usage": usage(TokenCounts(prompt_tokens, cached=0, sampled=0, reasoning=0)),
             }
             yield _event("message_start", message=message)
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         if (reasoning := delta.get("reasoning_content")) and self._request.body.thinks:
-            yield from self._write("thinking", {"thinking": "", "signature": ""}, "thinking_delta", reasoning)
+            yield from self._begin("thinking", {"thinking": "", "signature": ""})
+            if not self._request.body.omits_thoughts:
+                yield self._block_delta("thinking_delta", "thinking", reasoning)
         if text := delta.get("content"):
-            yield from self._write("text", {"text": ""}, "text_delta", text)
+            yield from self._begin("text", {"text": ""})
+            yield self._block_delta("text_delta", "text", text)
         for call in delta.get("tool_calls") or ():
             function = call["function"]
             yield from self._start_block({"type": "tool_use", "id": call["id"], "name": function["name"], "input": {}})
             yield self._block_delta("input_json_delta", "partial_json", function["arguments"])
 
-    def _write(self, kind: str, empty: Mapping[str, Any], delta: str, text: str) -> Iterator[bytes]:
-        """Text of a block, which is started if the block that is being written is of another type."""
+    def _begin(self, kind: str, empty: Mapping[str, Any]) -> Iterator[bytes]:
+        """The start of a block, unless the one that is being written is of this type."""
         if self._open_block != kind:
             yield from self._start_block({"type": kind, **empty})
-        yield self._block_delta(delta, kind, text)
 
     def _start_block(self, block: Mapping[str, Any]) -> Iterator[bytes]:
         yield from self._stop_block()

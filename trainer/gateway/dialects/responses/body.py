@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Required
 
-from pydantic import Field
+from pydantic import Discriminator, Field
+from typing_extensions import TypedDict
 
 from agl import messages
 from agl.trainer.engines.base import Sampling
@@ -17,15 +18,19 @@ from agl.trainer.gateway.dialects.common import (
     MODERATION,
     OTHER_DISTRIBUTION,
     SEARCHED,
+    FormatName,
+    Integer,
     OpenAIBody,
+    PlainFormat,
     ToolChoice,
     Unsupported,
+    checked,
+    closed,
     expect,
-    fields,
     json_schema,
+    listed,
     nucleus,
     only_functions,
-    require_neutral,
     tool_choice,
     tool_choice_object,
     validated,
@@ -35,6 +40,89 @@ from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.stored_responses import Message, StoredResponse
 
 LOGPROBS = "message.output_text.logprobs"
+
+
+@closed
+class SchemaFormat(TypedDict, total=False):
+    type: Required[Literal["json_schema"]]
+    name: Required[FormatName]
+    schema: Required[dict[str, Any]]
+    description: str | None
+    strict: bool | None
+
+
+@closed
+class Text(TypedDict, total=False):
+    format: Annotated[PlainFormat | SchemaFormat, Discriminator("type")] | None
+    verbosity: Literal["low", "medium", "high"] | None
+
+
+Summary = Literal["auto", "concise", "detailed"]
+
+
+@closed
+class Reasoning(TypedDict, total=False):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
+    summary: Summary | None
+    generate_summary: Summary | None
+    context: Literal["auto", "current_turn", "all_turns"] | None
+    # The SDK's own type allows any text.
+    mode: str | None
+
+
+@closed
+class StreamOptions(TypedDict, total=False):
+    include_obfuscation: bool | None
+
+
+@closed
+class ImageOptions(TypedDict, total=False):
+    context_compression: Literal["auto", "enabled", "disabled"] | None
+
+
+@closed
+class FunctionTool(TypedDict, total=False):
+    type: Required[Literal["function"]]
+    name: Required[str]
+    description: str | None
+    parameters: dict[str, Any] | None
+    strict: bool | None
+    # No effect.
+    output_schema: dict[str, Any] | None
+
+
+@listed
+class NamedTool(TypedDict):
+    type: Literal["function"]
+    name: str
+
+
+@closed
+class ChosenTool(TypedDict):
+    type: Literal["function"]
+    name: str
+
+
+@closed
+class AllowedTools(TypedDict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+TOOL_CHOICE = Annotated[ChosenTool | AllowedTools, Discriminator("type")]
+"""The forms of a choice that is an object."""
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
 
 
 class ResponsesBody(OpenAIBody):
@@ -47,21 +135,20 @@ class ResponsesBody(OpenAIBody):
     store: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: Integer | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     stream: bool | None = None
-    include: list[str] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    text: dict[str, Any] | None = None
+    include: list[Includable] | None = None
+    top_logprobs: Integer | None = Field(None, ge=0, le=20)
+    text: Text | None = None
     # No effect. Nothing is ever truncated: a prompt that is too long is refused.
     truncation: Literal["auto", "disabled"] | None = None
-    reasoning: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
-    stream_options: Any = None
-    image: Any = None
+    max_tool_calls: Integer | None = None
+    stream_options: StreamOptions | None = None
+    image: ImageOptions | None = None
 
 
 UNSUPPORTED = {
@@ -88,8 +175,6 @@ UNSUPPORTED_OF_TOOL = {
     "async": Unsupported("is not supported: the policy waits for a tool's result; leave it out"),
 }
 """Documented fields of a function that a policy cannot honour."""
-
-_FUNCTION = {"name": str, "description": str | None, "parameters": dict | None, "strict": object}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,20 +223,27 @@ def read(data: Any, access: Access) -> ResponsesRequest:
         grammar=json_schema((body.text or {}).get("format"), "text.format"),
     )
     options = {k: v for k, v in data.items() if k in _RECORDED}
-    chat = ChatRequest(history, tools, force, sampling, options=options, one_call=body.parallel_tool_calls is False)
+    chat = ChatRequest(
+        history,
+        tools,
+        force,
+        sampling,
+        options=options,
+        one_call=body.parallel_tool_calls is False,
+        schema_field="text.format",
+    )
     return ResponsesRequest(body, chat, bool(body.stream), new, previous, logprobs)
 
 
 def _tools(body: ResponsesBody) -> ToolChoice:
     """Tools in the form of Chat Completions, and which one is forced."""
-    checked = []
+    offered = []
     for i, tool in enumerate(body.tools or ()):
         where = f"tools.{i}"
         only_functions(tool.get("type"), where)
-        require_neutral(tool, UNSUPPORTED_OF_TOOL, f"{where}.")
-        checked.append(fields(tool, _FUNCTION, where))
-    tools = messages.read.tools(checked)
+        offered.append(checked(FunctionTool, tool, where, UNSUPPORTED_OF_TOOL))
+    tools = messages.read.tools(offered)
     choice = body.tool_choice
     if isinstance(choice, dict):
-        return tool_choice_object(tools, choice)
+        return tool_choice_object(tools, choice, TOOL_CHOICE)
     return tool_choice(tools, choice, required=("required",))
