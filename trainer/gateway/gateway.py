@@ -22,7 +22,7 @@ from agl.mdp.lost_answers import RETRY
 from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
-from agl.trainer.engines.base import Engine, Request, Sampling, check_engine, holds_to_grammars, json_grammar
+from agl.trainer.engines.base import Engine, Request, Sampling, holds_to_grammars, json_grammar
 from agl.trainer.gateway.access import Access, PendingRequest, SamplingRules
 from agl.trainer.gateway.calls import (
     ChatRequest,
@@ -90,11 +90,7 @@ class Gateway:
         Args:
             name: the policy's. engine: samples its tokens. rendering: converts between messages and tokens.
             stop_token_ids: tokens that end an answer, in addition to the rendering's.
-
-        Raises:
-            ConfigError: the engine takes no `agl.trainer.engines.Request`.
         """
-        check_engine(engine)
         if (why := rendering.tools_refusal) is not None:
             log.warning("policy %r: requests with tools will be refused: %s", name, why)
         stops = tuple(dict.fromkeys((*rendering.stop_token_ids, *stop_token_ids)))
