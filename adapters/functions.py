@@ -8,7 +8,7 @@ from typing import Any
 
 from agl.adapters.base import InstrumentedTracer, Runnable
 from agl.agents.agent import Tracer
-from agl.agents.registry import CLIENTS, ImportedFrameworks, adapters
+from agl.agents.frameworks import CLIENTS, ImportedFrameworks, adapters
 
 
 def is_function(agent: object) -> bool:

@@ -230,7 +230,7 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Curves, int, flo
         if options.runners == "remote":
             name = f"{Path(__file__)}:agent"
             roots["runner"] = started.start(
-                *AGL, "runner", "--store", f"http://127.0.0.1:{port}", "--agent", name, "--workers", options.workers,
+                *AGL, "runner", "--store", f"http://127.0.0.1:{port}", "--agent", name, "--n-workers", options.workers,
                 log="runner.log",
             ).pid  # fmt: skip
         assert trainer.stdin is not None

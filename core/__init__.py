@@ -17,7 +17,7 @@ _NAMES = {
     "agl.trainer.runners.command": ("CommandAgent",),
     "agl.agents.hooks": ("Hook",),
     "agl.agents.prompts": ("load_prompts", "save_prompts"),
-    "agl.agents.registry": ("wrap",),
+    "agl.agents.wrapping": ("wrap",),
     "agl.agents.resources": ("LLM", "Dataset", "NamedResources", "PromptTemplate", "SystemPrompt"),
     "agl.errors": ("AglError", "PolicyFault"),
     "agl.mdp": ("Call", "Reward", "Trajectory", "Transition"),

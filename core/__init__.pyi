@@ -16,12 +16,12 @@ from agl.agents import rollout as rollout
 from agl.agents.hooks import Hook as Hook
 from agl.agents.prompts import load_prompts as load_prompts
 from agl.agents.prompts import save_prompts as save_prompts
-from agl.agents.registry import wrap as wrap
 from agl.agents.resources import LLM as LLM
 from agl.agents.resources import Dataset as Dataset
 from agl.agents.resources import NamedResources as NamedResources
 from agl.agents.resources import PromptTemplate as PromptTemplate
 from agl.agents.resources import SystemPrompt as SystemPrompt
+from agl.agents.wrapping import wrap as wrap
 from agl.errors import AglError as AglError
 from agl.errors import PolicyFault as PolicyFault
 from agl.mdp import Call as Call

@@ -176,7 +176,7 @@ class StoreGoneError(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The store was written by a newer version of agl."""
+    """The store was made by another version of agl, whose tables this one does not read."""
 
 
 class ExportError(AglError):

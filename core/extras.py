@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from agl.errors import MissingExtraError
 
 SERVER = (
-    "sqlalchemy", "alembic", "starlette", "uvicorn", "httptools", "httpx", "orjson", "pydantic", "packaging",
+    "sqlalchemy", "starlette", "uvicorn", "httptools", "httpx", "orjson", "pydantic", "packaging",
     "tenacity", "typer", "rich",
 )  # fmt: skip
 TRAINING = ("torch", "transformers", "safetensors", "peft", "renderers")

@@ -22,19 +22,17 @@ def reject_unknown(
     options: Iterable[str],
     known: Iterable[str],
     what: str,
-    renamed: Mapping[str, str] | None = None,
     owners: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise `ConfigError` for the first of `options` that is not in `known`; `what` has them.
 
     Args:
-        renamed: names of earlier versions -> today's. owners: names of other objects' options -> whose they are.
+        owners: names of other objects' options -> whose they are.
     """
     names = set(known)
     for word in options:
         if word not in names:
-            new = (renamed or {}).get(word)
-            hint = f"now {new}=" if new else f"give it to {owners[word]}" if word in owners else nearest(word, names)
+            hint = f"give it to {owners[word]}" if word in owners else nearest(word, names)
             raise ConfigError(f"{what} has no option {word!r}", hint=hint)
 
 
@@ -100,7 +98,7 @@ def checked_options(cls: T) -> T:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        reject_unknown(kwargs, known, cls.__name__, getattr(cls, "renamed", None))
+        reject_unknown(kwargs, known, cls.__name__)
         require_types(dict(zip(known, args, strict=False)) | kwargs, cls)
         original(self, *args, **kwargs)
 

@@ -1968,7 +1968,7 @@ MUTATIONS = (
     ),
     Mutation(
         "limits by signals are not watched while a run trains",
-        "core/agents/registry.py",
+        "core/agents/frameworks.py",
         "    with carried_across_threads(), watched():\n",
         "    with carried_across_threads():\n",
         unit("main_thread", "test_an_evaluation_ends_too"),

@@ -8,10 +8,10 @@ import time
 import typing
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from agl.agents.frameworks import ImportedFrameworks, Tracer
 from agl.agents.memory import MemoryUse
-from agl.agents.registry import ImportedFrameworks
 from agl.agents.resources import LLM, NamedResources, PromptTemplate, RolloutResources, find_resource
 from agl.errors import ConfigError
 from agl.rewards.function import RewardCaller
@@ -40,21 +40,6 @@ class Outcome:
     reward: Any = None
     output: Any = None
     grading_seconds: float | None = field(default=None, compare=False, repr=False)
-
-
-class Tracer(Protocol):
-    """An adapter's instrumentor, in OpenTelemetry's word; not OpenTelemetry's `Tracer`.
-
-    While it is on, a framework's agent, tool and LLM calls become spans.
-    """
-
-    def instrument(self) -> Any:
-        """Switch it on."""
-        ...
-
-    def uninstrument(self) -> Any:
-        """Switch it off, and restore what it changed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

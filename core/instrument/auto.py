@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from agl import semconv, tracing
+from agl.agents.frameworks import adapters, switch_on
 from agl.agents.prompts import load_prompts, replacements
-from agl.agents.registry import adapters, switch_on
 from agl.errors import described
 from agl.extras import install_line
 from agl.mdp.selection import select

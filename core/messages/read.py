@@ -2,7 +2,7 @@
 
 Sources: OpenAI API reference (Chat Completions, Responses), Anthropic API reference (Messages), OpenTelemetry's
 semantic conventions for generative AI (`gen_ai.input.messages`), and the objects of LangChain, Strands, Agent Framework
-and Pydantic AI, which spans of earlier versions hold. A part of an unknown kind is kept unchanged (`Other`).
+and Pydantic AI, as their tracers see them. A part of an unknown kind is kept unchanged (`Other`).
 """
 
 from __future__ import annotations

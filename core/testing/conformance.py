@@ -29,7 +29,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import agl
 from agl import semconv, tracing
-from agl.agents import registry as plugins
+from agl.agents import frameworks as plugins
 from agl.agents.agent import Outcome, RolloutInfo
 from agl.mdp.order import in_order
 from agl.mdp.outcomes import tool_outcomes

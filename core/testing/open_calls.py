@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from agl import semconv, tracing
-from agl.agents import registry as plugins
+from agl.agents import frameworks as plugins
 from agl.testing.capabilities import capability
 from agl.testing.provider import Provider, Reply, Script, serve
 from agl.testing.runs import ASK, context, do, of

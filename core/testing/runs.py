@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from agl.agents import registry as plugins
+from agl.agents import frameworks as plugins
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.testing.provider import Provider

@@ -24,7 +24,7 @@ from agl.adapters.google_genai import GoogleGenAITracer
 from agl.adapters.langchain import LangChainTracer
 from agl.adapters.openai import OpenAITracer
 from agl.agents.agent import Outcome, RolloutInfo
-from agl.agents.registry import ImportedFrameworks
+from agl.agents.frameworks import ImportedFrameworks
 from agl.mdp.selection import select
 from agl.mdp.spans import Span
 from agl.messages import Message, Text, read

@@ -114,8 +114,8 @@ def test_another_file_beside_the_tests_own_reward_is_not_paid(report: str, tmp_p
     """Tests that run the policy's program and then write reward.txt: of both files, the program's JSON counted."""
     folder = small_harbor.task(tmp_path, 1, 2, ending="[ -x /app/run.sh ] && /app/run.sh")
     environment = agl.environments.load(f"harbor:{folder}", command_seconds=10.0)
-    assert environment.reward(environment.tasks[0], calls(REWARDING.format(report=report))) == 0.0
-    assert environment.reward(environment.tasks[0], calls("printf 3 > sum.txt")) == 1.0
+    assert environment.reward(environment.tasks[0], small_harbor.calls(REWARDING.format(report=report))) == 0.0
+    assert environment.reward(environment.tasks[0], small_harbor.calls("printf 3 > sum.txt")) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_of_two_files_of_the_tests_the_lower_reward_counts(
     )
     folder = small_harbor.task(tmp_path, 1, 2, ending=files)
     environment = agl.environments.load(f"harbor:{folder}", command_seconds=10.0)
-    assert environment.reward(environment.tasks[0], calls("true")) == reward
+    assert environment.reward(environment.tasks[0], small_harbor.calls("true")) == reward
 
 
 FRAMES = """python3 -c '

@@ -58,7 +58,7 @@ def _workspace(tmp_path: Path) -> Path:
 
 
 _TRAIN = ("train", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", "--reward", "mine.py:reward")
-_SMALL = ("--group-size", 4, "--batch-size", 2, "--max-response-tokens", 24, "--val-every", 2, "--out", "out")
+_SMALL = ("--group-size", 4, "--batch-size", 2, "--max-response-tokens", 24, "--val-every", 2, "--directory", "out")
 
 
 def test_help_names_every_command(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
     reports = ("--html", "r/e.html", "--markdown", "r/e.md", "--json", "r/e.json")
     options = ("--against", untrained_model, "--samples", 2, "--max-response-tokens", 16, "--temperature", 0.5,
-               "--out", "e", *reports)  # fmt: skip
+               "--directory", "e", *reports)  # fmt: skip
     done = _agl(*_EVAL, f"now={untrained_model}", *options, "--fail-below", 0.5, cwd=here, check=False)
     assert done.returncode == 1, done.stderr
     assert "now: the success rate is below 0.5" in done.stderr
@@ -232,7 +232,7 @@ def test_policies_are_evaluated(untrained_model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_an_evaluation_which_goes_on(untrained_model: Path, tmp_path: Path) -> None:
     here = _workspace(tmp_path)
-    command = (*_EVAL, untrained_model, "--samples", "400", "--out", "e")
+    command = (*_EVAL, untrained_model, "--samples", "400", "--directory", "e")
     running = subprocess.Popen(
         [*AGL, *map(str, command)], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -284,7 +284,7 @@ def test_the_quickstarts_facts(tiny_policy: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(quickstart, "BATCH_SIZE", 4)
     monkeypatch.setattr(quickstart, "HELDOUT_TASKS", 64)
     monkeypatch.chdir(tmp_path)
-    command = ["quickstart", "--steps", "2", "--out", "qs", "--json", "qs.json"]
+    command = ["quickstart", "--steps", "2", "--directory", "qs", "--json", "qs.json"]
     monkeypatch.setattr(sys, "argv", ["agl", *command])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -306,7 +306,7 @@ def test_imitation_from_a_shell(tiny_policy: Path, tmp_path: Path) -> None:
     """Two rounds of sampling and imitating; then another policy learns from what the first one's rollouts are."""
     directory = _workspace(tmp_path)
     (directory / "run.yaml").write_text("training:\n  algorithm: rft\n  rounds: 2\n  samples: 2\n  tasks: 3\n")
-    rft = (*_TRAIN, "--model", tiny_policy, "--config", "run.yaml", "--where", "reward>=0", "--out", "rft")
+    rft = (*_TRAIN, "--model", tiny_policy, "--config", "run.yaml", "--where", "reward>=0", "--directory", "rft")
     _agl(*rft, "--max-response-tokens", 48, "--set", "minibatches=1", "--json", "rft.json", "--quiet", cwd=directory)
     facts = json.loads((directory / "rft.json").read_text())
     assert facts["steps"] == 2
@@ -314,12 +314,12 @@ def test_imitation_from_a_shell(tiny_policy: Path, tmp_path: Path) -> None:
     assert Path(directory / facts["policy"]).is_dir()
 
     sft = ("train", "--algorithm", "sft", "--model", tiny_policy, "--data", "rft", "--where", "reward>=0")
-    done = _agl(*sft, "--per-task", 1, "--out", "sft", "--batch-size", 2, "--json", "sft.json", cwd=directory)
+    done = _agl(*sft, "--per-task", 1, "--directory", "sft", "--batch-size", 2, "--json", "sft.json", cwd=directory)
     facts = json.loads((directory / "sft.json").read_text())
     assert facts["steps"] >= 1
     assert Path(directory / facts["policy"]).is_dir()
     assert "rollouts" in done.stderr
 
-    refused = _agl(*sft[:-1], "reward>=5", "--out", "none", cwd=directory, check=False)
+    refused = _agl(*sft[:-1], "reward>=5", "--directory", "none", cwd=directory, check=False)
     assert refused.returncode == 1
     assert "nothing is left of" in " ".join(refused.stderr.split())

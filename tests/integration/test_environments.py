@@ -18,7 +18,7 @@ from environments import SUPPORT, Subject, fixed, subjects
 from paths import ROOT
 
 import agl
-from agl.agents.registry import answer_error_cause
+from agl.agents.causes import answer_error_cause
 from agl.errors import AglError, ConfigError, DatasetError, MissingExtraError, RolloutError
 from agl.testing.provider import Reply, Script, says, serve
 from agl_environments.asking import Replay

@@ -245,7 +245,8 @@ async def test_a_server_answers_on_the_ports_after_its_own(
     algorithm: str | None, untrained_model: Path, tmp_path: Path
 ) -> None:
     port = free_ports_in_a_row(3)
-    values = {"model": str(untrained_model), "algorithm": algorithm, "gpus": 0, "threads": 1, "out": str(tmp_path)}
+    values = {"model": str(untrained_model), "algorithm": algorithm, "gpus": 0, "threads": 1}
+    values["directory"] = str(tmp_path)
     training = {"steps": 1, "group_size": 4, "batch_size": 2, "max_response_tokens": 6, "max_context": 128}
     values |= {"port": port, "gateways": 2, **(training if algorithm else {})}
     ports: set[int | None] = set()

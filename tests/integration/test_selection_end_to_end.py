@@ -11,7 +11,7 @@ from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
 
 import agl
-from agl.agents.registry import adapters
+from agl.agents.frameworks import adapters
 from agl.errors import NoAgentMatchedError
 from agl.testing.provider import Reply, serve
 from agl.trainer.store import open_store

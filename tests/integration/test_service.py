@@ -46,7 +46,7 @@ SECONDS = 150
 
 
 def _server(at: Programs, policy: Path, port: int, name: str = "server") -> Any:
-    options = ("--model", policy, "--gpus", 0, "--port", port, "--config", "run.yaml", "--out", "out")
+    options = ("--model", policy, "--gpus", 0, "--port", port, "--config", "run.yaml", "--directory", "out")
     started = at.start(*AGL, "serve", *options, log=f"{name}.log")
     at.until(lambda: fetch(f"http://127.0.0.1:{port}/health")[0] == 200, SECONDS, "the server")
     return started
@@ -115,8 +115,8 @@ async def _calls(path: Path, run_id: str) -> list[Any]:
 
 
 def _settings(model: Path, out: Path, **more: Any) -> Settings:
-    given = {"model": str(model), "algorithm": "grpo", "gpus": 0, "port": 0, "out": str(out), "threads": 1, **more}
-    return Settings.of(given, "test")
+    given = {"model": str(model), "algorithm": "grpo", "gpus": 0, "port": 0, "directory": str(out), "threads": 1}
+    return Settings.of({**given, **more}, "test")
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_without_the_adapter_the_error_says_what_is_missing(with_framework: Envi
 def test_installed_it_is_found_by_type_and_by_opentelemetry(with_adapter: Environment) -> None:
     assert with_adapter.run("-c", WRAP).stdout == "solver\n"
     code = (
-        "from importlib.metadata import entry_points; from agl.agents.registry import adapters;"
+        "from importlib.metadata import entry_points; from agl.agents.frameworks import adapters;"
         "[e] = entry_points(group='opentelemetry_instrumentor', name='agl_tinyagents');"
         "tracer = e.load(); assert tracer is adapters()['tinyagents'];"
         "import sys; assert 'tinyagents' not in sys.modules; tracer().instrument();"
@@ -156,7 +156,7 @@ def test_without_its_framework_an_adapter_is_in_nobodys_way(with_adapter: Enviro
     with_adapter.run("-c", hidden + "print(agl.wrap(lambda task: task, name='f').name)")
     code = """
 import openai
-from agl.agents.registry import adapters
+from agl.agents.frameworks import adapters
 before = openai.OpenAI.__dict__.get("request")
 try:
     adapters()["tinyagents"]().instrument()

@@ -12,10 +12,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import first_schema
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from sqlalchemy import event
 
 from agl import semconv
@@ -28,7 +25,7 @@ from agl.trainer.store.sql import schema, sqlite
 from agl.trainer.store.sql.database import Database
 from agl.trainer.store.sql.sqlite import Sqlite
 from agl.trainer.store.sql.store import SqlStore
-from agl.trainer.store.types import Metric, NewRollout, TrainedCall, TrainingRun
+from agl.trainer.store.types import NewRollout, TrainedCall, TrainingRun
 
 
 @pytest.fixture
@@ -98,26 +95,7 @@ def test_kinds_of_stores_that_there_are_not_are_refused(url: str) -> None:
         asyncio.run(open_store(url))
 
 
-def test_the_migrations_build_the_tables_of_the_schema(path: Path) -> None:
-    engine = Sqlite(str(path)).open_engine()
-    with engine.connect() as connection:
-        first_schema.create(connection)
-    engine.dispose()
-    asyncio.run(create(path))
-    engine = Sqlite(str(path)).open_engine()
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
-        indexes = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY name"
-        migrated = [tuple(row) for row in connection.exec_driver_sql(indexes)]
-    engine.dispose()
-    new = path.with_name("new.db")
-    asyncio.run(create(new))
-    assert migrated == sql(new, indexes)
-    assert sql(new, "SELECT version_num FROM alembic_version") == [(schema.VERSION,)]
-    assert sql(path, "SELECT version_num FROM alembic_version") == [(schema.VERSION,)]
-
-
-def test_a_lease_from_before_leases_had_secrets_is_nobodys_and_new_ones_have_them(path: Path) -> None:
+def test_a_leases_secret_outlives_a_restart_and_only_its_hash_is_stored(path: Path) -> None:
     async def lease() -> tuple[str, str]:
         store = await open_store(str(path))
         await store.enqueue_rollouts([NewRollout("t")])
@@ -137,36 +115,24 @@ def test_a_lease_from_before_leases_had_secrets_is_nobodys_and_new_ones_have_the
 
     rollout_id, secret = asyncio.run(lease())
     assert asyncio.run(is_leased(rollout_id, [secret])), "it is known after a restart"
+    assert not asyncio.run(is_leased(rollout_id, [secret[:-1], ""]))
     assert secret.encode() not in path.read_bytes(), "only its hash is kept"
-    sql(path, "ALTER TABLE attempts DROP COLUMN secret_hash")
-    for table in ("runs", "metrics", "notes", "memories"):
-        sql(path, f"DROP TABLE {table}")
-    sql(path, "UPDATE alembic_version SET version_num = '0003'")
-    assert not asyncio.run(is_leased(rollout_id, [secret, ""]))
-    asyncio.run(lease())
 
 
-def test_a_new_file_is_made_and_opened_without_alembic(path: Path) -> None:
-    code = """
-import asyncio, sys
-from agl.trainer.store import open_store
-async def main():
-    await (await open_store(sys.argv[1])).close()
-asyncio.run(main())
-print("alembic" in sys.modules)
-"""
-    assert started(code, path).communicate()[0].strip() == "False"
-    assert started(code, path).communicate()[0].strip() == "False"
-
-
-def test_a_file_of_a_newer_version_is_refused(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "hint"), [("0999", "upgrade agl"), ("0006", r"agl export --store STORE --out DIR")]
+)
+def test_a_file_of_another_version_is_refused_and_left_alone(path: Path, version: str, hint: str) -> None:
     asyncio.run(create(path))
-    sql(path, "UPDATE alembic_version SET version_num = '0999'")
+    sql(path, "UPDATE alembic_version SET version_num = ?", version)
+    before = path.read_bytes()
     with pytest.raises(StoreVersionError) as raised:
         asyncio.run(open_store(str(path)))
     message = str(raised.value)
-    assert f"version 0999, this agl knows versions up to {schema.VERSION} (store={path})" in message
-    assert "upgrade agl" in message
+    assert f"schema version {version}" in message
+    assert f"knows version {schema.VERSION} (store={path})" in message
+    assert hint in message
+    assert path.read_bytes() == before
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
@@ -608,37 +574,3 @@ def test_a_run_is_read_while_another_process_writes(path: Path) -> None:
         await store.close()
 
     asyncio.run(scenario())
-
-
-def test_runs_of_an_old_file_are_recorded_as_stopped(path: Path) -> None:
-    async def fill() -> None:
-        store = await open_store(str(path))
-        await fill_step(store, "run", 3)
-        await store.update_attempt("run-0", 1, "succeeded")
-        await store.enqueue_rollouts([NewRollout("t", run_id="run", step=4), NewRollout("t", run_id="run/started/1")])
-        await store.enqueue_rollouts([NewRollout("traced", run_id="collected", mode="collect"), NewRollout("of none")])
-        await store.close()
-
-    async def read() -> tuple[list[TrainingRun], list[Metric], list[float]]:
-        store = await open_store(str(path))
-        rollouts = [await store.get_rollout(i) for i in ("run-0", "run-1")]
-        created = [r.created_at for r in await store.query_rollouts(run_id="run")]
-        assert rollouts[0].ended_at is not None
-        try:
-            times = [min(created), rollouts[0].ended_at, max(created)]
-            return await store.query_runs(), await store.query_metrics(["run"]), times
-        finally:
-            await store.close()
-
-    asyncio.run(fill())
-    for table in ("runs", "metrics", "notes", "memories"):
-        sql(path, f"DROP TABLE {table}")
-    sql(path, "UPDATE alembic_version SET version_num = '0004'")
-    runs, metrics, (created, ended, last) = asyncio.run(read())
-    assert metrics == []
-    assert runs == [
-        TrainingRun(
-            "run", status="stopped", step=4, created_at=created, updated_at=max(ended, last), ended_at=ended
-        )
-    ]  # fmt: skip
-    assert asyncio.run(read())[0] == runs

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 def _algorithm(at: Programs, url: str, *words: object) -> dict[str, float]:
     """Start a runner and the algorithm; what that prints."""
-    runner = at.start(*AGL, "runner", "--store", url, "--agent", EXAMPLE / "agent.py:my_rollout", "--workers", 4,
+    runner = at.start(*AGL, "runner", "--store", url, "--agent", EXAMPLE / "agent.py:my_rollout", "--n-workers", 4,
                       log="runner.log")  # fmt: skip
     algorithm = at.start(sys.executable, EXAMPLE / "algorithm.py", "--store", url, *words, log="algorithm.log")
     at.until(lambda: algorithm.poll() is not None or runner.poll() is not None, SECONDS, "the algorithm")

@@ -28,7 +28,7 @@ from agl.adapters.autogen import AutoGenTracer
 from agl.adapters.langgraph import LangGraphTracer
 from agl.adapters.openai import OpenAITracer
 from agl.adapters.smolagents import SmolagentsTracer
-from agl.agents.registry import switched_on
+from agl.agents.frameworks import switched_on
 from agl.mdp.builder import build_trajectory
 from agl.mdp.outcomes import tool_outcomes
 from agl.mdp.selection import select

@@ -257,7 +257,7 @@ class Chaos:
             self.runners = [
                 self._process(
                     f"runner-{i}", *AGL, "runner", "--store", f"http://127.0.0.1:{port}", "--agent", "agent.py:agent",
-                    "--workers", str(plan.workers),
+                    "--n-workers", str(plan.workers),
                 )
                 for i in range(plan.runners)
             ]  # fmt: skip
@@ -287,7 +287,7 @@ class Chaos:
             trainer |= {"n_workers": plan.workers, "directory": "run", **runners}
             return [sys.executable, "train.py", *map(json.dumps, (plan.where, algorithm, trainer))]
         remote = ["--port", str(port), "--silent-seconds", "12"]
-        local = ["--agent", "agent.py:agent", "--workers", str(plan.workers)]
+        local = ["--agent", "agent.py:agent", "--n-workers", str(plan.workers)]
         return [
             *AGL, "train", "--tasks", "tasks.jsonl", "--runners", plan.where, "--out", "run", "--resume", "--quiet",
             "--json", "result.json", *(remote if plan.where == "remote" else local),

@@ -22,7 +22,7 @@ from scripted import Asked, ScriptedRollouts, quick_tokenizer
 
 import agl
 from agl import tracing
-from agl.agents.registry import adapters
+from agl.agents.frameworks import adapters
 from agl.credit import Competitive, Credit, PerCall, Uniform
 from agl.errors import RolloutError
 from agl.mdp.builder import AttemptTrajectory

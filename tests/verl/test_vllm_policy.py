@@ -212,7 +212,7 @@ def test_agl_serve_hands_it_to_runners(server, tmp_path: Path):
         url = at.until(lambda: json.loads((tmp_path / "served.json").read_text())["url"], SECONDS, "the server")
         assert fetch(f"{url}/health")[1]["model"] == server.url
         assert "without an algorithm" in fetch(f"{url}/train", {})[1]["error"]["message"]
-        at.start(*AGL, "runner", "--agent", "mine.py:agent", "--store", url, "--workers", 4, log="runner.log")
+        at.start(*AGL, "runner", "--agent", "mine.py:agent", "--store", url, "--n-workers", 4, log="runner.log")
 
         async def collect() -> tuple[list[str], list[Call]]:
             store = await open_store(url)

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from agl.trainer.algorithms.source import Source
+from agl.trainer.run.run import Run
 from agl.trainer.runners.protocol import RolloutResult
 
-if TYPE_CHECKING:
-    from agl.trainer.algorithms.training import Training
+
+class Sampled(Protocol):
+    """A started `agl.trainer.algorithms.training.Training`, as far as its rollouts need it."""
+
+    run: Run
+    source: Source
+
+    async def rollouts(
+        self, indices: Sequence[int], step: int, first: int = 0, *, announce: bool = True
+    ) -> list[RolloutResult]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -34,13 +44,14 @@ class Ahead:
     Half of `max_staleness` goes into early starts, the rest is how many steps a slow group may be late.
 
     Args:
-        training: started. state: of the checkpoint that the run resumes from, made by `state`; else empty.
+        training: what the rollouts are of.
+        state: of the checkpoint that the run resumes from, made by `state`; else empty.
 
     Attributes:
         seconds: from when the step before had its rollouts to when the last one had them.
     """
 
-    def __init__(self, training: Training, state: Mapping[str, Any]) -> None:
+    def __init__(self, training: Sampled, state: Mapping[str, Any]) -> None:
         self._training = training
         self._groups: dict[int, _Group] = {}
         self._taken: dict[int, list[tuple[int, int, int]]] = {}

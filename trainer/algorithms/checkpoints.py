@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agl.errors import CheckpointError, EngineError
-from agl.trainer.algorithms.settings import RENAMED, TrainingSettings
+from agl.trainer.algorithms.settings import TrainingSettings
 from agl.trainer.policies.policies import Policies
 from agl.trainer.run.checkpoints import CHECKPOINTS, Resumed, latest_local, read_facts, require_same
 from agl.trainer.run.run import Run
@@ -78,10 +78,9 @@ async def restore(run: Run, policies: Policies, identity: dict[str, Any], settin
         return None
     facts = read_facts(path / "run.json", _FACTS, hint="delete the checkpoint's folder to resume from the one before")
     now = {"seed": run.seed, "tasks": len(run.train), **identity}
-    recorded = {RENAMED.get(name, name): value for name, value in facts["algorithm"].items()}
     # A setting that is newer than the checkpoint had its default.
     defaults = {f.name: f.default for f in fields(settings) if f.default is not MISSING}
-    then = {"seed": facts["seed"], "tasks": facts["tasks"], **defaults, **recorded}
+    then = {"seed": facts["seed"], "tasks": facts["tasks"], **defaults, **facts["algorithm"]}
     require_same(then, now, path)
     await policies.load_states(path)
     run.history[:] = facts["history"]

@@ -230,7 +230,7 @@ def grouped_options(cls: T) -> T:
 
     @functools.wraps(original)
     def __init__(self: Any, **options: Any) -> None:
-        reject_unknown(options, {*flat, *groups}, cls.__name__, getattr(cls, "renamed", None), _OF_TRAINER)
+        reject_unknown(options, {*flat, *groups}, cls.__name__, _OF_TRAINER)
         values: dict[str, Any] = {}
         places: dict[str, str] = {}
         for name, value in options.items():

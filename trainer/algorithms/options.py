@@ -28,7 +28,7 @@ from agl.trainer.algorithms.loop import LocalTraining
 from agl.trainer.algorithms.policy_gradient import DAPO, GRPO, GSPO, PPO, REINFORCE, RLOO, DrGRPO, REINFORCEPlusPlus
 from agl.trainer.algorithms.preference import DPO
 from agl.trainer.algorithms.rejection import RFT
-from agl.trainer.algorithms.settings import RENAMED
+from agl.trainer.algorithms.settings import OTHER_NAMES
 from agl.trainer.local.config import EngineName, LoraSpec
 from agl.trainer.objectives import Estimator, PolicyLossKind
 from agl.trainer.run.config import RunConfig, bare_word, credit_of_text
@@ -175,7 +175,7 @@ class Settings:
 
     @classmethod
     def _collect(cls, written: Iterable[tuple[str, Any, str]], known: Iterable[str] = OPTIONS) -> Settings:
-        """Check (name, value, origin) of options, which may have the names of earlier versions."""
+        """Check (name, value, origin) of options, under any of their names."""
         values, origins, names = {}, {}, {}
         for name, value, origin in written:
             if name == "auto_instrumentation":
@@ -185,7 +185,7 @@ class Settings:
                         hint="a call that is not traced cannot be trained; agents= leaves agents out of training",
                     )
                 continue
-            option = RENAMED.get(name, name)
+            option = OTHER_NAMES.get(name, name)
             if option not in set(known):
                 raise ConfigError(f"{origin}: there is no option {name!r}", hint=nearest(name, known))
             if option in names:
@@ -257,7 +257,7 @@ class Settings:
             where = f"{path} line {line}"
             if section not in SECTIONS:
                 raise ConfigError(f"{where}: there is no section {section!r}", hint=nearest(section, SECTIONS))
-            option = "model" if (section, name) == ("model", "name") else RENAMED.get(name, name)
+            option = "model" if (section, name) == ("model", "name") else OTHER_NAMES.get(name, name)
             if option not in {*SECTIONS[section], "auto_instrumentation"}:
                 sections = [s for s, options in SECTIONS.items() if option in options]
                 hint = f"it belongs to {sections[0]}:" if sections else nearest(name, SECTIONS[section])

@@ -38,7 +38,6 @@ class RFT(LocalTraining):
     """
 
     timed: ClassVar[bool] = False
-    renamed: ClassVar[dict[str, str]] = {"keep": "where"}
 
     rounds: int = 3
     samples: int = 4

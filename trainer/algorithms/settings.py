@@ -22,15 +22,8 @@ from agl.trainer.run.batches import TaskSampling
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.run import Run
 
-RENAMED = {
-    "nworkers": "n_workers",
-    "out": "directory",
-    "lora_rank": "lora",
-    "gpus": "device",
-    "air_enabled": "air",
-    "keep": "where",
-}
-"""Names of earlier versions, which files, command lines, clients and checkpoints may still have -> today's names."""
+OTHER_NAMES = {"nworkers": "n_workers", "gpus": "device", "air_enabled": "air"}
+"""Names that published guides use for options -> the options, in files, command lines and clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

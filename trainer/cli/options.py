@@ -21,9 +21,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from agl.trainer.algorithms.options import Option
 
-RENAMED = {"workers": "n-workers", "out": "directory", "lora-rank": "lora"}
-"""Flags of earlier versions, which still work -> today's."""
-CONTEXT = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda name: RENAMED.get(name, name)}
+CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 Json = Annotated[
     Path | None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -198,16 +197,6 @@ def require_served_model(option: str, value: object) -> None:
         raise ConfigError(
             f"{option}= is {value!r}",
             hint='for example agl.VLLMEngine("http://gpu:8000"), or a subclass of agl.trainer.engines.ServedModel',
-        )
-
-
-def check_engine(engine: Engine) -> None:
-    """Raise `ConfigError` for an engine with a `generate` that takes a prompt and its sampling, not a `Request`."""
-    if "sampling" in inspect.signature(engine.generate).parameters:
-        raise ConfigError(
-            f"{type(engine).__name__}.generate(prompt_ids, sampling, ...) is the engine protocol's earlier form",
-            hint="declare it as generate(self, request, *, on_tokens=None) and read request.prompt_ids, "
-            "request.sampling, request.policy and request.session (agl.trainer.engines.Request)",
         )
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from agl._version import __version__
 from agl.agents.agent import as_agent
 from agl.agents.memory import MEMORY_MODES, MemoryMode
-from agl.agents.registry import wrap
 from agl.agents.resources import Dataset, as_tasks
+from agl.agents.wrapping import wrap
 from agl.errors import CheckpointError, ConfigError
 from agl.rewards.function import is_group_reward
 from agl.trainer.algorithms.baseline import Baseline

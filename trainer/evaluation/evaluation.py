@@ -6,28 +6,24 @@ Invariant: an `Evaluation` is a function of stored rollouts, whether `agl.evalua
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agl._version import __version__
 from agl.errors import ConfigError, DatasetError, nearest
+from agl.trainer.evaluation import views
+from agl.trainer.evaluation.comparison import Comparison, compare
 from agl.trainer.evaluation.policy_report import (
-    Estimate,
     EvaluatedRollout,
     IsSuccess,
     PolicyReport,
     RolloutQuery,
-    estimate,
     evaluated_rollouts,
-    mean_of,
     policy_report,
     task_index,
 )
-from agl.trainer.report import statistics
 from agl.trainer.report.export.json_files import to_json
 from agl.trainer.run.trainer import Result
 from agl.trainer.store.base import Store
@@ -35,48 +31,6 @@ from agl.trainer.store.location import read_store
 
 Success = float | IsSuccess
 """The total reward that makes a rollout a success, or a function of the rollout."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """A task that more than half of the rollouts solve under one policy, and at most half under the other.
-
-    Attributes:
-        task: its index. before, after: success rates. rollouts: the ids of a rollout of either policy that shows it.
-    """
-
-    task: int
-    before: float
-    after: float
-    rollouts: tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """How `after` differs from `before`, task by task.
-
-    Attributes:
-        before, after: the policies' names. tasks: those in which rollouts of both ended.
-        success, reward: after - before, with intervals. success_p, reward_p: of `statistics.sign_flip_test`.
-        smallest_difference: in success; a smaller one would mostly not have been seen (alpha 0.05, power 0.8).
-        gained, lost: the tasks that flipped.
-    """
-
-    before: str
-    after: str
-    tasks: int
-    success: Estimate
-    success_p: float
-    reward: Estimate
-    reward_p: float
-    smallest_difference: float
-    gained: Sequence[Flip]
-    lost: Sequence[Flip]
-
-    @property
-    def significant(self) -> bool:
-        """Whether the difference in success is larger than chance explains, at 5 %."""
-        return self.success_p < 1 - statistics.CONFIDENCE
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -148,41 +102,9 @@ class Evaluation:
 
         Raises:
             ConfigError: a name that is none of the policies'.
+            DatasetError: no task has rollouts of both that ended.
         """
-        first, second = self._policy(before), self._policy(after)
-        rows_1, rows_2 = first.by_task(), second.by_task()
-        pairs = {
-            t: (mean_of(r.success for r in rows_1[t]), mean_of(r.success for r in rows_2.get(t, ()))) for t in rows_1
-        }
-        rates = {t: (a, b) for t, (a, b) in pairs.items() if a is not None and b is not None}
-        if not rates:
-            raise DatasetError(f"no task has rollouts of both {before!r} and {after!r} that ended")
-        success = np.array([b - a for a, b in rates.values()])
-        reward = np.array([_reward(rows_2[t]) - _reward(rows_1[t]) for t in rates])
-        unit = 1 / min(first.samples, second.samples)
-        low, high = statistics.mean_interval(success, unit)
-        if len(rates) > 1:  # of one task it is infinite
-            low, high = max(low, -1.0), min(high, 1.0)
-
-        def flips(gained: bool) -> list[Flip]:
-            return [
-                Flip(t, a, b, (_showing(rows_1[t], not gained), _showing(rows_2[t], gained)))
-                for t, (a, b) in rates.items()
-                if (a > 0.5, b > 0.5) == (not gained, gained)
-            ]
-
-        return Comparison(
-            before,
-            after,
-            len(rates),
-            estimate(success, (low, high)),
-            statistics.sign_flip_test(success),
-            estimate(reward, statistics.mean_interval(reward)),
-            statistics.sign_flip_test(reward),
-            statistics.smallest_difference(success, unit),
-            flips(gained=True),
-            flips(gained=False),
-        )
+        return compare(self._policy(before), self._policy(after))
 
     def comparisons(self) -> list[Comparison]:
         """The first policy with each other one."""
@@ -220,7 +142,7 @@ class Evaluation:
 
     def table(self) -> None:
         """Print the numbers of all policies, and the first one's comparison with the others."""
-        self._view("print_table")
+        views.print_table(self)
 
     def save(self, path: str | Path) -> Path:
         """Write a report: `.html` (one file that loads nothing), `.json` or `.md`, by the name's ending.
@@ -230,9 +152,9 @@ class Evaluation:
         """
         path = Path(path)
         write: dict[str, Callable[[], str]] = {
-            ".html": lambda: self._view("page"),
+            ".html": lambda: views.page(self),
             ".json": lambda: json.dumps(self.to_json(), indent=2) + "\n",
-            ".md": lambda: self._view("markdown"),
+            ".md": lambda: views.markdown(self),
         }
         if path.suffix not in write:
             raise ConfigError(f"a report cannot be written as {path.name!r}", hint="end it with .html, .json or .md")
@@ -244,21 +166,7 @@ class Evaluation:
         return f"<Evaluation of {', '.join(self.policies)} on {len(self.tasks)} tasks; print() shows it>"
 
     def __str__(self) -> str:
-        return self._view("markdown")
+        return views.markdown(self)
 
     def _repr_html_(self) -> str:
-        return self._view("fragment")
-
-    def _view(self, name: str) -> Any:
-        from agl.trainer.evaluation import views
-
-        return getattr(views, name)(self)
-
-
-def _reward(rollouts: Iterable[EvaluatedRollout]) -> float:
-    return mean_of(r.reward for r in rollouts) or 0.0
-
-
-def _showing(rollouts: Sequence[EvaluatedRollout], success: bool) -> str:
-    """The id of a rollout that succeeds, or does not."""
-    return next((r.rollout_id for r in rollouts if r.success is success), rollouts[0].rollout_id)
+        return views.fragment(self)

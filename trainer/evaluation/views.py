@@ -5,24 +5,42 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from rich.table import Table
 
+from agl.trainer.evaluation.comparison import Comparison, Flip
+from agl.trainer.evaluation.policy_report import Estimate, EvaluatedRollout, PolicyReport
 from agl.trainer.report import terminal
 from agl.trainer.report.markup import document, styled, table, text
 from agl.trainer.report.prices import dollars
-
-if TYPE_CHECKING:
-    from agl.trainer.evaluation.evaluation import Comparison, Evaluation, Flip
-    from agl.trainer.evaluation.policy_report import Estimate, PolicyReport
 
 SHOWN_FLIPS = 50
 """How many tasks that flipped an HTML report shows in each direction."""
 _TASK, _SUMMARY = 1_000, 120
 
 
-def print_table(evaluation: Evaluation) -> None:
+class Evaluated(Protocol):
+    """An `agl.trainer.evaluation.evaluation.Evaluation`, as far as it is shown."""
+
+    @property
+    def tasks(self) -> Mapping[int, Any]: ...
+
+    @property
+    def policies(self) -> Mapping[str, PolicyReport]: ...
+
+    @property
+    def success(self) -> str: ...
+
+    @property
+    def store(self) -> str: ...
+
+    def comparisons(self) -> Sequence[Comparison]: ...
+
+    def rollout(self, rollout_id: str) -> EvaluatedRollout: ...
+
+
+def print_table(evaluation: Evaluated) -> None:
     """Print the numbers, and how the first policy differs from the others."""
     console = terminal.console()
     header, rows = grid(evaluation)
@@ -36,7 +54,7 @@ def print_table(evaluation: Evaluation) -> None:
             console.print(sentence)
 
 
-def grid(evaluation: Evaluation) -> tuple[list[str], list[list[str]]]:
+def grid(evaluation: Evaluated) -> tuple[list[str], list[list[str]]]:
     """The numbers as a table of texts: a column per policy; rows that would be empty are left out."""
     policies = list(evaluation.policies.values())
     ks = [k for k in policies[0].pass_at if all(k in p.pass_at for p in policies) and k > 1]
@@ -90,7 +108,7 @@ def sentences(comparison: Comparison) -> list[str]:
     ]
 
 
-def markdown(evaluation: Evaluation) -> str:
+def markdown(evaluation: Evaluated) -> str:
     """The same table and sentences as Markdown."""
     header, rows = grid(evaluation)
     lines = ["# Evaluation", "", f"A success is a {evaluation.success}.", ""]
@@ -104,12 +122,12 @@ def markdown(evaluation: Evaluation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(evaluation: Evaluation) -> str:
+def page(evaluation: Evaluated) -> str:
     """A whole HTML file."""
     return document("agl: evaluation", fragment(evaluation))
 
 
-def fragment(evaluation: Evaluation) -> str:
+def fragment(evaluation: Evaluated) -> str:
     """The report as HTML for within a page, with its style."""
     header, rows = grid(evaluation)
     parts = [
@@ -134,7 +152,7 @@ def fragment(evaluation: Evaluation) -> str:
     return styled("".join(parts), _STYLE)
 
 
-def _strip(policy: PolicyReport, evaluation: Evaluation) -> str:
+def _strip(policy: PolicyReport, evaluation: Evaluated) -> str:
     """A square per task, coloured by its success rate."""
     cells = []
     by_task = policy.by_task()
@@ -149,7 +167,7 @@ def _strip(policy: PolicyReport, evaluation: Evaluation) -> str:
     return f'<p class="strip"><b>{text(policy.name)}</b> {"".join(cells)}</p>'
 
 
-def _flip(flip: Flip, comparison: Comparison, evaluation: Evaluation) -> str:
+def _flip(flip: Flip, comparison: Comparison, evaluation: Evaluated) -> str:
     task = json.dumps(evaluation.tasks.get(flip.task), ensure_ascii=False, default=str)
     sides = []
     for name, rate, rollout_id in zip(

@@ -27,7 +27,6 @@ from agl.trainer.engines.base import (
     Engine,
     Request,
     Sampling,
-    check_engine,
     holds_to_grammars,
     json_grammar,
 )
@@ -117,11 +116,7 @@ class Gateway:
         Args:
             name: the policy's. engine: samples its tokens. rendering: converts between messages and tokens.
             stop_token_ids: tokens that end an answer, in addition to the rendering's.
-
-        Raises:
-            ConfigError: the engine takes no `agl.trainer.engines.Request`.
         """
-        check_engine(engine)
         if (why := rendering.tools_refusal) is not None:
             log.warning("policy %r: requests with tools will be refused: %s", name, why)
         stops = tuple(dict.fromkeys((*rendering.stop_token_ids, *stop_token_ids)))

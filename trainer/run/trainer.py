@@ -18,8 +18,8 @@ from typing import IO, Any, Concatenate, ParamSpec, cast
 
 from agl._version import __version__
 from agl.agents.agent import Agent, Tracer, as_agent
+from agl.agents.frameworks import switched_on
 from agl.agents.prompts import load_prompts, replacements
-from agl.agents.registry import switched_on
 from agl.agents.resources import Dataset, as_tasks
 from agl.errors import CheckpointError, ConfigError
 from agl.mdp.selection import DEFAULT_POLICY

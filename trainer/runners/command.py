@@ -29,7 +29,7 @@ class CommandFailed(Exception):
     """The command could not be run, or ended with a status other than 0.
 
     Attributes:
-        cause: as `agl.agents.registry.answer_error_cause` gives it: None, since no more is known of a program in
+        cause: as `agl.agents.causes.answer_error_cause` gives it: None, since no more is known of a program in
             another language than that it failed.
     """
 

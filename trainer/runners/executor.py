@@ -17,9 +17,9 @@ import orjson
 
 from agl import semconv, tracing
 from agl.agents.agent import Agent, Outcome, RolloutInfo
+from agl.agents.causes import answer_error_cause, causes_of
 from agl.agents.hooks import Hook
 from agl.agents.prompts import replacements
-from agl.agents.registry import answer_error_cause, causes_of
 from agl.agents.resources import LLM, SystemPrompt, Task
 from agl.errors import (
     AglError,

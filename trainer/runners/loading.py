@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from agl.agents.agent import Agent, FunctionAgent, LitAgent, as_agent
-from agl.agents.registry import wrap
+from agl.agents.wrapping import wrap
 from agl.errors import ConfigError, nearest
 from agl.rewards.air import air
 from agl.rewards.function import GroupReward, is_group_reward

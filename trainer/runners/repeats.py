@@ -9,7 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import agl
-from agl.agents.registry import causes_of
+from agl.agents.causes import causes_of
 from agl.errors import AglError, MainThreadError
 from agl.trainer.runners.command import CommandFailed
 from agl.trainer.store.types import Rollout

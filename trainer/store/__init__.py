@@ -27,7 +27,7 @@ async def open_store(url: str | None = None) -> Store:
 
     Raises:
         ConfigError: the kind of store is unknown, or its driver is not installed.
-        StoreVersionError: a newer version of agl wrote the store.
+        StoreVersionError: another version of agl made the store, whose tables this one does not read.
         StoreError: the store cannot be opened, or is not an agl store.
     """
     require_known_store(url or "")

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from agl import semconv, tracing
-from agl.agents.registry import adapters
+from agl.agents.frameworks import adapters
 from agl.errors import ConfigError
 from agl.mdp.order import in_order
 from agl.mdp.selection import select

@@ -27,7 +27,8 @@ from starlette.routing import Route
 
 from agl import tracing
 from agl.agents.agent import Agent, RolloutInfo, as_agent
-from agl.agents.registry import answer_error_cause, causes_of, switched_on
+from agl.agents.causes import answer_error_cause, causes_of
+from agl.agents.frameworks import switched_on
 from agl.agents.resources import LLM, Task, as_tasks
 from agl.errors import AglError, DatasetError, RolloutError, UnreadableMessageError, described
 from agl.mdp.evidence import is_answer, unreadable_inputs

@@ -20,7 +20,7 @@ from typing import Any, cast
 import verifiers
 from openai.types.chat import ChatCompletion
 
-from agl.agents.registry import causes_of
+from agl.agents.causes import causes_of
 from agl.errors import ConfigError, MissingExtraError
 from agl.mdp.evidence import answer_texts, is_answer, unreadable_inputs
 from agl_environments.asking import Ask

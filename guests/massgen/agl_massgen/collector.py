@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agl import semconv, tracing
-from agl.agents.registry import ImportedFrameworks
+from agl.agents.frameworks import ImportedFrameworks
 from agl.errors import ConfigError
 from agl.mdp.order import next_number
 from agl.mdp.selection import select

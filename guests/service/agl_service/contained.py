@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from agl._version import __version__
 from agl.agents.agent import Agent
-from agl.agents.registry import switched_on
+from agl.agents.frameworks import switched_on
 from agl.trainer.http.aio import LoopThread
 from agl.trainer.processes.environment import hide_process
 from agl.trainer.processes.frames import FrameReader

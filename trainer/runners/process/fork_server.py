@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agl.agents.registry import switched_on
+from agl.agents.frameworks import switched_on
 from agl.errors import AglError
 from agl.stop_signals import ignore_stop_signals
 from agl.trainer.processes.environment import hide_process

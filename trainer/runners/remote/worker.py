@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from agl import semconv
 from agl.agents.agent import Agent
-from agl.agents.registry import switched_on
+from agl.agents.frameworks import switched_on
 from agl.errors import AglError
 from agl.mdp.builder import build_trajectory
 from agl.mdp.span_index import SpanIndex

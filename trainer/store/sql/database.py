@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from agl.errors import StoreError
-from agl.trainer.store.sql import migrations
+from agl.trainer.store.sql import schema
 from agl.trainer.store.sql.clock import Clock
 from agl.trainer.store.sql.dialect import Change, Changed, Dialect
 
@@ -82,7 +82,7 @@ class Database:
         """Open the database; its tables are created or upgraded.
 
         Raises:
-            StoreVersionError: a newer version of agl wrote the database.
+            StoreVersionError: another version of agl made the database, whose tables this one does not read.
             StoreError: the database cannot be opened, or is not an agl store.
         """
         try:
@@ -119,7 +119,7 @@ class Database:
         await self._writer.close()
 
     def _prepare(self, connection: Connection) -> None:
-        migrations.upgrade(connection, self.dialect)
+        schema.create(connection, self.dialect)
         self.clock.set(self.dialect.now(connection))
 
     def _keep_time(self, connection: Connection) -> None:

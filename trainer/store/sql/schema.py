@@ -1,4 +1,4 @@
-"""The tables of a new store. Migrations make the same ones of an old store; a test compares the two.
+"""The tables of a store, and how a new database gets them.
 
 Portable types only: the same tables serve SQLite and PostgreSQL. JSON is text and token arrays are bytes (`codec`).
 """
@@ -7,10 +7,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    inspect,
+    text,
+)
+
+from agl.errors import StoreError, StoreVersionError
+from agl.trainer.store.sql.dialect import Dialect
 
 VERSION: Final = "0007"
-"""The newest migration's revision: four digits that only increase, so that versions can be compared."""
+"""The version of these tables: four digits that only increase, so that versions can be compared."""
 VERSION_TABLE: Final = "alembic_version"
 """Where a store says which it has."""
 
@@ -216,3 +232,52 @@ metrics = Table(
     sqlite_with_rowid=False,
 )
 Index("metrics_name", metrics.c.run_id, metrics.c.name, metrics.c.step, metrics.c.value)
+
+
+def create(connection: Connection, dialect: Dialect) -> None:
+    """Create the tables of an empty database in one transaction. `connection` is in autocommit.
+
+    Raises:
+        StoreVersionError: another version of agl made the database, whose tables this one does not read.
+        StoreError: the database is not an agl store.
+    """
+    if _is_store(connection, dialect):
+        return
+    try:
+        for statement in dialect.begin_schema:
+            connection.exec_driver_sql(statement).close()
+        # Another process may have created them while this one waited for the lock.
+        if not _is_store(connection, dialect):
+            metadata.create_all(connection)
+            connection.exec_driver_sql(f"CREATE TABLE {VERSION_TABLE} (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+            connection.exec_driver_sql(f"INSERT INTO {VERSION_TABLE} VALUES ('{VERSION}')")
+        connection.exec_driver_sql("COMMIT")
+    except BaseException:
+        connection.connection.rollback()
+        raise
+
+
+def _is_store(connection: Connection, dialect: Dialect) -> bool:
+    """Whether the database has the tables of a store, False if it is empty. Raises as `create` does."""
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        return False
+    version = None
+    if VERSION_TABLE in tables:
+        version = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()
+    if version is None or not version.isdigit() or "rollouts" not in tables:
+        raise StoreError("this database is not an agl store", hint=dialect.not_a_store_hint, store=dialect.url)
+    if version > VERSION:
+        raise StoreVersionError(
+            f"the store has schema version {version}, this agl knows version {VERSION}",
+            hint="upgrade agl, or name another store",
+            store=dialect.url,
+        )
+    if version < VERSION:
+        raise StoreVersionError(
+            f"the store has schema version {version} of a development version, this agl knows version {VERSION}",
+            hint="export what you need with the agl that made it (agl export --store STORE --out DIR), "
+            "or name another store",
+            store=dialect.url,
+        )
+    return True

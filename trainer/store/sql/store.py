@@ -92,7 +92,7 @@ class SqlStore(Store):
         """Open a database; its tables are created or upgraded.
 
         Raises:
-            StoreVersionError: a newer version of agl wrote the database.
+            StoreVersionError: another version of agl made the database, whose tables this one does not read.
             StoreError: the database cannot be opened, or is not an agl store.
         """
         database = Database(dialect, clock)
