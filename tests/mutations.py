@@ -2297,6 +2297,27 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "a large body is parsed at once",
+        "trainer/http/json_pieces.py",
+        "    if places.size <= piece:",
+        "    if True:",
+        unit("json_pieces", "test_no_piece_is_large"),
+    ),
+    Mutation(
+        "a piece without a value is none",
+        "trainer/http/json_pieces.py",
+        "                if ends.size > 2 and not members.strip(_SPACE):",
+        "                if False:",
+        unit("json_pieces", "test_text_that_is_no_json_is_refused_as_at_once"),
+    ),
+    Mutation(
+        "a long body is not parsed in pieces",
+        "trainer/http/limits.py",
+        "    if len(body) >= _PIECES_BYTES:",
+        "    if False:",
+        bodies("a_long_body_is_parsed_in_pieces"),
+    ),
+    Mutation(
         "a file beside the tests' own reward is paid",
         "guests/environments/agl_environments/harbor_tasks.py",
         "    return min(scores, default=None), said(report)",
