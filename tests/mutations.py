@@ -2209,8 +2209,8 @@ MUTATIONS = (
     Mutation(
         "another encoding hides values",
         "trainer/wire/methods.py",
-        'json.loads(body.decode("utf-8", "surrogatepass"))',
-        "json.loads(body)",
+        'json.loads(text.decode("utf-8", "surrogatepass"))',
+        "json.loads(text)",
         bodies("text_in_another_encoding_hides_nothing"),
     ),
     Mutation(
