@@ -85,8 +85,12 @@ KINDS: dict[str, Callable[[], bytes]] = {
     (SANDBOX := "60 MB of lists to a sandbox"): lambda: _lists(60),
     (LISTS := "60 MB of lists to a store"): lambda: _lists(60),
     (PACKED := "58 KB of packed OTLP to a store"): _packed_spans,
+    # Within the limits, and no spans: parsed, and then refused.
+    (OBJECTS := "120,000 objects to a store"): lambda: (
+        b'{"spans":[' + b",".join(b'{"k%d":%d}' % (n, n) for n in range(120_000)) + b"]}"
+    ),
 }
-_TO_STORE = (SPANS, LISTS, PACKED)
+_TO_STORE = (SPANS, LISTS, PACKED, OBJECTS)
 _PROTOBUF = "content-type: application/x-protobuf\r\ncontent-encoding: gzip"
 
 
@@ -166,6 +170,7 @@ async def _serve(pipe: Any, kind: str) -> None:
 
             front, (url, key, rollout_id) = Onward(Mini(), {}), attempts[-1]
             front.prefixes, front.addresses = {"openai": "/openai/v1"}, lambda _: {"openai": url}
+            front.is_policy = lambda _: True
             sandbox = HttpServer(front_app(front), error=RolloutError)
             attempts[-1] = f"{await sandbox.start()}/openai/v1/chat/completions", key, rollout_id
         # As a run does (`Workplace.start`): a full collection would stop everything for a third of a second.

@@ -2425,8 +2425,8 @@ MUTATIONS = (
     Mutation(
         "another encoding hides values",
         "trainer/wire/methods.py",
-        'json.loads(body.decode("utf-8", "surrogatepass"))',
-        "json.loads(body)",
+        'json.loads(text.decode("utf-8", "surrogatepass"))',
+        "json.loads(text)",
         bodies("text_in_another_encoding_hides_nothing"),
     ),
     Mutation(
@@ -2511,6 +2511,27 @@ MUTATIONS = (
             "tests/integration/test_attacks_sandbox.py::"
             "test_memory_is_limited_where_the_supervisor_has_no_descriptors_left[none but its own]",
         ),
+    ),
+    Mutation(
+        "a large body is parsed at once",
+        "trainer/http/json_pieces.py",
+        "    if places.size <= piece:",
+        "    if True:",
+        unit("json_pieces", "test_no_piece_is_large"),
+    ),
+    Mutation(
+        "a piece without a value is none",
+        "trainer/http/json_pieces.py",
+        "                if ends.size > 2 and not members.strip(_SPACE):",
+        "                if False:",
+        unit("json_pieces", "test_text_that_is_no_json_is_refused_as_at_once"),
+    ),
+    Mutation(
+        "a long body is not parsed in pieces",
+        "trainer/http/limits.py",
+        "    if len(body) >= _PIECES_BYTES:",
+        "    if False:",
+        bodies("a_long_body_is_parsed_in_pieces"),
     ),
     Mutation(
         "a file beside the tests' own reward is paid",

@@ -43,8 +43,10 @@ from agl.trainer.dashboard.sources import Source
 from agl.trainer.gateway import completions
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
+from agl.trainer.http import limits as limits_module
 from agl.trainer.http.auth import LEASE_HEADER
 from agl.trainer.http.bodies import check_json_lines, unpacked
+from agl.trainer.http.json_pieces import parse_in_pieces
 from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.protobuf import check_protobuf, message_fields
 from agl.trainer.http.server import HttpServer
@@ -56,6 +58,8 @@ from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
 from agl.trainer.store import open_store
 from agl.trainer.store.http.server import StoreServer
 from agl.trainer.store.types import NewRollout
+from agl.trainer.wire import methods
+from agl_agentlightning import llm_proxy as llm_proxy_module
 from agl_harnesses.front import Onward, front_app
 from agl_harnesses.mini import Mini
 from agl_service.server import serving as serve_service
@@ -109,6 +113,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(Request, "stream", watched_stream)
     monkeypatch.setattr(orjson, "loads", watched_parse(orjson.loads))
     monkeypatch.setattr(json, "loads", watched_parse(json.loads))
+    # A piece is never large, but what is parsed in pieces is.
+    for module in (limits_module, methods):
+        monkeypatch.setattr(module, "parse_in_pieces", watched_parse(parse_in_pieces))
     return watched
 
 
@@ -286,8 +293,9 @@ async def llm_proxy(_: Path) -> AsyncIterator[Target]:
             model_list=[{"model_name": "small", "litellm_params": entry}], store=al.InMemoryLightningStore()
         )
         await one.start()
-        routes = [Route("/rollout/r/attempt/1/v1/{path:path}", lambda _: None, methods=["POST", "DELETE"])]
-        filled = {"path": "chat/completions"}
+        calls = "/rollout/{rollout}/attempt/{attempt}/v1/{path:path}"
+        routes = [Route(calls, lambda _: None, methods=["POST", "DELETE"])]
+        filled = {"path": "chat/completions", "rollout": "r", "attempt": "1"}
         endpoint = one.server_launcher_args
         yield Target(f"http://127.0.0.1:{endpoint.port}", Starlette(routes=routes), {}, filled)
         await one.stop()
@@ -424,8 +432,9 @@ MADE_UP = 3_000
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_no_server_keeps_what_a_client_makes_up(server: str, tmp_path: Path) -> None:
+def test_no_server_keeps_what_a_client_makes_up(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`agl.LLMProxy` kept a client, its certificates and routes for each attempt that a URL named."""
+    monkeypatch.setattr(llm_proxy_module, "_MOST_ATTEMPTS", 16)  # fewer than come before it is measured
 
     async def main() -> None:
         async with SERVERS[server](tmp_path) as target, httpx.AsyncClient(trust_env=False, timeout=60) as http:
@@ -464,6 +473,26 @@ def test_no_server_keeps_what_a_client_makes_up(server: str, tmp_path: Path) -> 
             assert kept < 600 * MADE_UP / 3, f"{kept / 600:.0f} bytes are kept of each request"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("half", [b"", b'"\\ud800",'])
+def test_a_long_body_is_parsed_in_pieces(half: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """125,000 objects held the interpreter for a tenth of a second, and with half of a character for longer."""
+    sizes: list[int] = []
+
+    def watched(parse: Callable[..., Any]) -> Callable[..., Any]:
+        def loads(text: Any) -> Any:
+            sizes.append(text.count(b"{") if isinstance(text, bytes) else text.count("{"))
+            return parse(text)
+
+        return loads
+
+    monkeypatch.setattr(orjson, "loads", watched(orjson.loads))
+    monkeypatch.setattr(json, "loads", watched(json.loads))
+    body = b"[" + half + b",".join(b'{"k%d":%d}' % (n, n) for n in range(120_000)) + b"]"
+    assert len(methods.loads(body, 100)) >= 120_000
+    assert sum(sizes) >= 120_000
+    assert max(sizes) <= 4_000
 
 
 @in_loop

@@ -351,7 +351,8 @@ def test_memory_is_limited_where_the_supervisor_has_no_descriptors_left(left: st
         while (supervisor := supervisor_of_many()) is None:
             assert not outcome.done(), outcome.result()
             time.sleep(0.02)
-        used = max(map(int, os.listdir(f"/proc/{supervisor}/fd"))) + 1
+        taken = {int(number) for number in os.listdir(f"/proc/{supervisor}/fd")}
+        used = min({*range(len(taken) + 1)} - taken)
         _, most = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
         resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (3 if left == "none" else used, most))
         unmeasured = "used memory that could not be measured"

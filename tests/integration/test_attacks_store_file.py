@@ -98,3 +98,55 @@ def test_every_command_reads_it_or_says_what_is_wrong(trained: Path, here: Path,
             left.unlink()
     assert tried > 60
     assert not failures, "\n".join(failures)
+
+
+REPLAYED = ("rollouts", "attempts", "calls", "blobs", "spans")
+"""Tables of which `agl replay` reads a rollout's calls."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "value", [pytest.param(value, marks=[] if value in FEW else pytest.mark.night) for value in VALUES]
+)
+def test_a_damaged_rollout_is_replayed_or_refused(trained: Path, here: Path, value: str, untrained_model: Path) -> None:
+    """The recorded tokens go to a policy: what is none of its tokens must not end in a traceback of torch's."""
+    with sqlite3.connect(trained) as connection:
+        [rollout] = connection.execute("SELECT rollout_id FROM calls LIMIT 1").fetchone()
+    connection.close()
+    words = ["replay", rollout, "--model", str(untrained_model), "--store", "run.db", "--max-response-tokens", "2"]
+    failures = []
+    tried = 0
+    for table in schema.metadata.sorted_tables:
+        for column in table.c:
+            if table.name not in REPLAYED or not damaged(trained, here / "run.db", str(column), VALUES[value]):
+                continue
+            tried += 1
+            error = CliRunner().invoke(app, [*words, "--quiet"]).exception
+            if error is not None and not isinstance(error, AglError | SystemExit):
+                failures.append(f"{column}: {error!r}")
+            for left in here.glob("run.db*"):
+                left.unlink()
+    assert tried > 20
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("token", [2**31 - 1, -1, 10**6])
+def test_tokens_that_the_policy_does_not_have_are_not_replayed(
+    trained: Path, here: Path, token: int, untrained_model: Path
+) -> None:
+    shutil.copy(trained, here / "run.db")
+    with sqlite3.connect(here / "run.db") as connection:
+        [rollout] = connection.execute("SELECT rollout_id FROM calls LIMIT 1").fetchone()
+        columns = [row[1] for row in connection.execute("PRAGMA table_info(calls)") if row[1].endswith("ids")]
+        assert columns, "calls have no column of tokens"
+        for name in columns:
+            rows = connection.execute(f"SELECT rowid, {name} FROM calls").fetchall()
+            for row, blob in rows:
+                if isinstance(blob, bytes) and len(blob) >= 4:
+                    wrong = token.to_bytes(4, "little", signed=True) + blob[4:]
+                    connection.execute(f"UPDATE calls SET {name} = ? WHERE rowid = ?", (wrong, row))
+    connection.close()
+    words = ["replay", rollout, "--model", str(untrained_model), "--store", "run.db", "--max-response-tokens", "2"]
+    error = CliRunner().invoke(app, [*words, "--quiet"]).exception
+    assert error is None or isinstance(error, AglError | SystemExit), repr(error)

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -238,9 +237,7 @@ def _parse(
     try:
         if len(body) >= LARGE_BYTES:
             check_json(body, limits.json_depth, limits.json_values)
-            data = orjson.loads(body)
-        else:
-            data = parse_json(body, limits.json_depth)
+        data = parse_json(body, limits.json_depth)
     except Refused as refused:
         raise RequestError(refused.status, refused.message, code=refused.code) from None
     except ValueError as error:

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agl.errors import ConfigError, nearest
+from agl.trainer.http.json_pieces import parse_in_pieces
 from agl.trainer.http.responses import RETRY_SECONDS
 
 log = logging.getLogger("agl.http")
@@ -36,6 +37,8 @@ _ORJSON_DEPTH = 254
 _DRAIN_SECONDS = 2.0
 _MOST_DEPTH = 200
 _SCAN_BYTES = 256 * 1024
+_PIECES_BYTES = 16 * 1024
+"""Text of this length is parsed piece by piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ def parse_json(body: bytes | bytearray, depth: int) -> Any:
     Raises:
         ValueError: it is not JSON, or nested deeper than `depth`.
     """
+    if len(body) >= _PIECES_BYTES:
+        return parse_in_pieces(bytes(body), depth, orjson.loads)
     data = orjson.loads(body)
     if body.count(b"[") + body.count(b"{") <= depth:
         return data

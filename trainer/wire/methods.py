@@ -34,6 +34,7 @@ from pydantic import (
 
 from agl.errors import AglError
 from agl.trainer.http.errors import error_json
+from agl.trainer.http.json_pieces import parse_in_pieces
 from agl.trainer.http.limits import parse_json
 
 _ID_CHARACTERS = 1_000
@@ -261,17 +262,13 @@ def loads(body: bytes, depth: int, *, nan: bool = False) -> Any:
     except orjson.JSONDecodeError:
         if b"\\ud" not in body.lower() and not (nan and (b"NaN" in body or b"Infinity" in body)):
             raise
+    return parse_in_pieces(body, depth, _of_python)
+
+
+def _of_python(text: bytes) -> Any:
+    """What Python's parser makes of JSON text: it takes halves of characters, which orjson does not."""
     try:
         # Of bytes it would guess the encoding: in UTF-16, what `check_json` takes for quotes would be none.
-        value = json.loads(body.decode("utf-8", "surrogatepass"))
+        return json.loads(text.decode("utf-8", "surrogatepass"))
     except RecursionError:
-        raise ValueError(f"nested more than {depth} deep") from None
-    level, remaining = [value], depth
-    while level := [inner for outer in level for inner in _children(outer)]:
-        if (remaining := remaining - 1) < 0:
-            raise ValueError(f"nested more than {depth} deep")
-    return value
-
-
-def _children(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        raise ValueError("nested too deep") from None
