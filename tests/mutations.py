@@ -1730,8 +1730,8 @@ MUTATIONS = (
     Mutation(
         "an attempt ends before it began",
         "trainer/store/sql/rollouts.py",
-        "return case((begun > at, begun), else_=at)",
-        "return case((begun > at, at), else_=at)",
+        "case((begun > at, begun), else_=at))",
+        "case((begun > at, at), else_=at))",
         ("tests/integration/test_store_lives.py::test_nothing_ends_before_it_began",),
     ),
     Mutation(
@@ -1744,9 +1744,65 @@ MUTATIONS = (
     Mutation(
         "a second SIGTERM ends a command that ends anyway",
         "core/stop_signals.py",
-        "if _ends_when_stopped and received and number in _AFTERWARDS:",
+        "if _ends_when_stopped and stopped and number in _AFTERWARDS:",
         "if False:",
         unit("stop_signals", "test_a_command_that_is_stopped_twice_ends_as_if_it_was_stopped_once"),
+    ),
+    Mutation(
+        "how long a rollout took is told by the wall clock",
+        "trainer/store/sql/clock.py",
+        "return None if began is None else max(0.0, self._steady() - began)",
+        "return None",
+        ("tests/integration/test_store_lives.py::test_an_end_is_the_beginning_and_the_seconds_since_however_it_comes",),
+    ),
+    Mutation(
+        "how long a run took is told by the wall clock",
+        "trainer/run/recorder.py",
+        "ended_at = self.run.created_at + time.monotonic() - self._began",
+        "ended_at = max(time.time(), self.run.created_at)",
+        unit("clock_jumps", "test_a_run"),
+    ),
+    Mutation(
+        "a tool that was inferred took what the wall clock says",
+        "core/tracing/inferred.py",
+        "if began is not None and chat.sequence is not None and chat.span_id not in self.invented:",
+        "if False:",
+        unit("clock_jumps", "test_a_tool_between_an_answer_and_the_next_request"),
+    ),
+    Mutation(
+        "a tool that was inferred begins where it ended",
+        "core/mdp/order.py",
+        "span.seconds if span.attributes.get(semconv.INFERRED) else 0.0",
+        "0.0",
+        unit("clock_jumps", "test_a_tool_between_an_answer_and_the_next_request"),
+    ),
+    Mutation(
+        "a process began by the wall clock",
+        "core/tracing/open_span.py",
+        "self._start_time = self._epoch + int(began * 1e9)",
+        "self._start_time = int((time.time() - 7.0) * 1e9) - 183_600_000_000_000",
+        unit("clock_jumps", "test_a_process_that_began_before_it_had_a_span"),
+    ),
+    Mutation(
+        "a signal before the command runs is lost",
+        "trainer/launch/child.py",
+        "    if signals.early:\n",
+        "    if False:\n",
+        unit("clock_jumps", "test_a_signal_before_the_command_runs_is_not_lost"),
+    ),
+    Mutation(
+        "a command under nohup heeds a closed terminal",
+        "trainer/launch/child.py",
+        "if signal.getsignal(number) is not signal.SIG_IGN:",
+        "if True:",
+        unit("clock_jumps", "test_what_nohup_ignores_stays_ignored_by_the_command"),
+    ),
+    Mutation(
+        "an inner block leaves the signals to nobody",
+        "core/stop_signals.py",
+        "or signal.getsignal(n) in _ours]",
+        "]",
+        unit("clock_jumps", "test_an_inner_block_has_the_signals_and_the_outer_one_has_them_back"),
     ),
     # -- templates that refuse what a policy samples ------------------------------------------------------------------
     Mutation(
