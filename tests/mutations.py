@@ -1798,6 +1798,13 @@ MUTATIONS = (
         unit("clock_jumps", "test_what_nohup_ignores_stays_ignored_by_the_command"),
     ),
     Mutation(
+        "a command that ends is ended by one more SIGTERM",
+        "core/stop_signals.py",
+        "        received.append(signal.SIGINT)\n",
+        "        pass\n",
+        unit("clock_jumps", "test_a_program_that_ends_keeps_its_exit_status"),
+    ),
+    Mutation(
         "an inner block leaves the signals to nobody",
         "core/stop_signals.py",
         "or signal.getsignal(n) in _ours]",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -128,3 +129,21 @@ def test_an_inner_block_has_the_signals_and_the_outer_one_has_them_back() -> Non
             os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGHUP)  # A further one changes nothing.
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+STOPPED = """
+import os, signal
+from agl.stop_signals import end_when_stopped, interrupted_by_stop_signals
+
+end_when_stopped()
+try:
+    with interrupted_by_stop_signals():
+        raise SystemExit(130)
+finally:
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_program_that_ends_keeps_its_exit_status() -> None:
+    """`agl sweep` ended with 143: the first SIGTERM had gone to its run, the second came when that had ended."""
+    assert subprocess.run([sys.executable, "-c", STOPPED], timeout=60, check=False).returncode == 130
