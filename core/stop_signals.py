@@ -89,6 +89,10 @@ def _handled(numbers: Sequence[signal.Signals], stop: Callable[[signal.Signals],
         _replace(number, handle)
     try:
         yield
+    except (KeyboardInterrupt, SystemExit):
+        # It ends, perhaps since a program that it had started was stopped, to which the signals went.
+        received.append(signal.SIGINT)
+        raise
     finally:
         _ours.discard(handle)
         for number in numbers:

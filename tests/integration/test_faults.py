@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sqlite3
 import sys
@@ -177,6 +178,51 @@ def test_leases_limits_and_heartbeats_of_a_store_whose_clock_is_set(
         )  # fmt: skip
         at.until(lambda: count(path, "succeeded") + count(path, "failed") == TASKS, 180, "all rollouts")
     assert count(path, "succeeded") == TASKS, at.text("runner.log")[-3000:]
+
+
+@pytest.mark.parametrize("seconds", [51 * HOUR, -48 * HOUR], ids=["ahead", "back"])
+def test_no_command_shows_a_duration_that_the_clock_made(at: Programs, tmp_path: Path, seconds: int) -> None:
+    """`agl trace ls` said "183,630 s" of a program of three seconds."""
+    clock, started = ShiftedClock(tmp_path), time.monotonic()
+    at.environment |= clock.environment
+    program = "import time; print('begun', flush=True); time.sleep(2)"
+    run = at.start(*AGL, "run", "--store", "r.db", "--", sys.executable, "-c", program, log="run.log")
+    at.until(lambda: "begun" in at.text("run.log"), 240, "the program")
+    clock.set(seconds)
+    assert run.wait(240) == 0, at.text("run.log")
+    clock.set(0)
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(40)))
+    evaluation = at.start(
+        *AGL, "eval", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", "--directory", "out", "--n-workers", 2,
+        log="eval.log",
+    )  # fmt: skip
+    path = at.until(lambda: next((tmp_path / "out").rglob("*.db"), None), 240, "the store")
+    at.until(lambda: count(path, "succeeded") >= 3, 240, "three rollouts")
+    clock.set(seconds)
+    assert evaluation.wait(240) == 0, at.text("eval.log")
+    for store in ("r.db", path):
+        words = (*AGL, "trace", "ls", "--store", store)
+        assert at.start(*words, log="ls.log").wait(240) == 0, at.text("ls.log")
+    [(rollout_id,)] = sqlite3.connect(tmp_path / "r.db").execute("SELECT rollout_id FROM rollouts").fetchall()
+    words = (*AGL, "trace", "show", rollout_id, "--store", "r.db")
+    assert at.start(*words, log="show.log").wait(240) == 0, at.text("show.log")
+    words = (*AGL, "export", "--store", path, "--out", "exported", "--json", "export.json")
+    assert at.start(*words, log="export.log").wait(240) == 0, at.text("export.log")
+    passed = time.monotonic() - started
+    shown = {log: durations(at.text(log)) for log in ("ls.log", "show.log")}
+    assert len(shown["ls.log"]) == 41
+    assert len(shown["show.log"]) == 1
+    [per_rollout] = re.findall(r"seconds per rollout +([-0-9.e+]+)", at.text("eval.log"))
+    exported = json.loads(at.text("export.json"))["seconds"]
+    for took in (*shown["ls.log"], *shown["show.log"], float(per_rollout), exported):
+        assert 0 <= took <= passed
+    assert all(took >= 2 for took in shown["show.log"])
+
+
+def durations(text: str) -> list[float]:
+    """The durations in what a command printed, in seconds."""
+    units = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
+    return [float(number) * units[unit] for number, unit in re.findall(r"(-?[0-9.]+) (ms|s|min|h)\b", text)]
 
 
 # -- the database -----------------------------------------------------------------------------------------------------

@@ -244,7 +244,7 @@ def test_a_command_ends_as_the_table_says(
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     if name in WITH_POLICY:
-        shutil.copytree(request.getfixturevalue("tiny_policy"), tmp_path / "policy")
+        shutil.copytree(request.getfixturevalue("untrained_model"), tmp_path / "policy")
     with programs(tmp_path, XDG_STATE_HOME=str(tmp_path / "state"), TMPDIR=str(tmp_path / "temporary")) as at:
         (tmp_path / "temporary").mkdir()
         case = CASES[name](at)

@@ -420,6 +420,8 @@ def test_nothing_ends_before_it_began(dialect: Dialect, jump: float) -> None:
         await store.enqueue_rollouts([NewRollout(way, rollout_id=way, config=limits) for way in ways])
         for _ in ways:
             assert await store.dequeue_rollout("w") is not None
+        # Another process ends them, which has not seen them begin.
+        began, store = store, await SqlStore.open(dialect, hands.clock())
         assert await store.expire_attempts() == []
         await store.put_run(TrainingRun("run"))
         hands.wall += jump
@@ -440,6 +442,7 @@ def test_nothing_ends_before_it_began(dialect: Dialect, jump: float) -> None:
         [run] = await store.query_runs()
         assert abs(run.updated_at - hands.wall) < 1, "a live run would have no heartbeat"
         await store.close()
+        await began.close()
 
     asyncio.run(scenario())
 
