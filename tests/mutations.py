@@ -388,6 +388,13 @@ MUTATIONS = (
         unit("semconv", "test_spans_of_agents_and_tools_have_what_the_framework_says_of_them"),
     ),
     Mutation(
+        "a tool that takes too long has succeeded",
+        "adapters/openai_agents/tracer.py",
+        "                opened.reported = error\n\n        return made\n",
+        "                pass\n\n        return made\n",
+        ("tests/unit/test_adapter_conformance.py::TestAdapters::test_a_tool_that_takes_too_long_is_an_error",),
+    ),
+    Mutation(
         "a tool's description is another agent's",
         "core/tracing/offered_tools.py",
         "    offers = [rollout.offered.get(agent), *others]\n",

@@ -342,6 +342,23 @@ class Conformance(OpenCalls):
         assert recorded == results_by_id(provider.last.body)
         assert sorted(recorded.values()) == ["result 0", "result 1"]
 
+    @capability("a tool that its framework ends for taking too long is an error", needs="limits_tools")
+    @pytest.mark.parametrize("content", [True, False], ids=["content", "no content"])
+    def test_a_tool_that_takes_too_long_is_an_error(self, subject: Subject, content: bool, provider: Provider) -> None:
+        async def add(a: int, b: int) -> int:
+            """Add two numbers."""
+            return await asyncio.get_running_loop().create_future()
+
+        rollout = context(subject)
+        rollout.capture_content = content
+        with instrumented(subject), tracing.running(rollout):
+            assert "sum " in asyncio.run(subject.with_time_limit(provider.url, "solver", ASK, add))
+        [tool] = of(rollout, semconv.EXECUTE_TOOL)
+        assert (tool.name, tool.status) == ("execute_tool add", "error")
+        [told] = results_by_id(provider.last.body).values()
+        assert "timed out" in told.lower()
+        assert ("timed out" in str(tool.status_message).lower()) == content
+
     @capability("a failed model call is recorded and raised unchanged", gap="call_errors")
     def test_a_failed_call_is_recorded_and_raised_unchanged(
         self, subject: Subject, way: str, gateway: Provider
