@@ -398,6 +398,27 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "a call that a person refuses later has succeeded",
+        "adapters/failed_calls.py",
+        " if not s.attributes.get(semconv.PAUSED))\n",
+        ")\n",
+        _AWAITED,
+    ),
+    Mutation(
+        "a call of the Agents SDK that a person refuses has succeeded",
+        "adapters/openai_agents/tracer.py",
+        '(turn_resolution, "function_rejection_item", spans.rejected)',
+        '(turn_resolution, "function_rejection_item", lambda original: original)',
+        _AWAITED,
+    ),
+    Mutation(
+        "a tool of Strands that asks a person has run",
+        "adapters/strands/tracer.py",
+        "and failure is None) or interrupts:",
+        "and failure is None):",
+        ("tests/integration/test_strands.py::test_a_question_to_a_human_is_no_error",),
+    ),
+    Mutation(
         "a tool that takes too long has succeeded",
         "adapters/openai_agents/tracer.py",
         "                opened.reported = error\n\n        return made\n",

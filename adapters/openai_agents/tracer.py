@@ -32,6 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import place, tool_run
@@ -64,7 +65,7 @@ class OpenAIAgentsTracer(InstrumentedTracer):
     def _install(self) -> None:
         from agents import agent, exceptions, run
         from agents.models.interface import ModelTracing
-        from agents.run_internal import run_loop, tool_actions, tool_execution
+        from agents.run_internal import run_loop, tool_actions, tool_execution, turn_resolution
         from agents.tool_context import ToolContext
         from agents.tracing import context
         from agents.tracing.spans import NoOpSpan, SpanImpl
@@ -85,6 +86,7 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         self._patches.method(agent, "record_agent_tool_run_result", spans.nested_approval)
         self._patches.method(tool_execution._FunctionToolBatchExecutor, "_maybe_execute_tool_approval", spans.approval)
         self._patches.method(tool_execution, "_execute_tool_input_guardrails", spans.guarded)
+        self._patches.method(turn_resolution, "function_rejection_item", spans.rejected)
         # The first releases have no limits of tools.
         if (timeout := getattr(exceptions, "ToolTimeoutError", None)) is not None:
             self._patches.method(timeout, "__init__", spans.timed_out)
@@ -249,6 +251,23 @@ class _Spans:
             return refusal
 
         return checked
+
+    def rejected(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Record a call that a person has refused, once the run is resumed: then it has no span of the SDK's."""
+        from agents.tracing import get_current_span
+
+        @functools.wraps(original)
+        def item(agent: Any, tool_call: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(agent, tool_call, *args, **kwargs)
+            opened = self.get(get_current_span()) if self._open else None
+            with _undisturbed():
+                parent = None if opened is None else opened.around
+                record_failed_call(
+                    tool_call.name, tool_call.call_id, tool_call.arguments, str(made.output), parent=parent
+                )
+            return made
+
+        return item
 
     def timed_out(self, original: Callable[..., None]) -> Callable[..., None]:
         """Keep the error of a tool that took too long, of which the SDK makes a text for the model."""

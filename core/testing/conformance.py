@@ -300,11 +300,15 @@ class Conformance(OpenCalls):
     def test_a_tool_that_waits_for_an_approval_has_not_run(
         self, subject: Subject, decision: Decision, provider: Provider
     ) -> None:
-        with instrumented(subject), tracing.running(rollout := context(subject)):
+        rollout = context(subject)
+        rollout.prompts = True
+        with instrumented(subject), tracing.running(rollout):
             answer = asyncio.run(subject.with_approval(provider.url, "solver", ASK, decision))
-        index = SpanIndex((), rollout.spans)
+        # Also those that are inferred from the model's requests.
+        spans = completed(rollout.spans)
+        index = SpanIndex((), spans)
         succeeded = [(o.tool, o.output, o.tool_call_id) for o in tool_outcomes(index) if o.error is None]
-        ran = [s for s in of(rollout, semconv.EXECUTE_TOOL) if s.is_tool_run]
+        ran = [s for s in spans if s.operation == semconv.EXECUTE_TOOL and s.is_tool_run]
         if decision == "approved":
             assert answer == "sum 5"
             [tool] = ran
