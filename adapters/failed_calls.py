@@ -23,7 +23,7 @@ def record_failed_call(
     agent: str | None = None,
     issued_by: str | None = None,
 ) -> None:
-    """Record that a tool call failed, unless it has a span already.
+    """Record that a tool call failed, unless it has a span already other than of waiting for a person.
 
     Args:
         arguments: of the tool call, as for `scopes.tool_run`; None if unknown.
@@ -40,7 +40,7 @@ def record_failed_call(
 
 
 def _has_span(rollout: tracing.RolloutContext, call_id: str) -> bool:
-    spans = (s.attributes for s in reversed(rollout.spans))
+    spans = (s.attributes for s in reversed(rollout.spans) if not s.attributes.get(semconv.PAUSED))
     open_ = (s.span.attributes for s in [*rollout.open] if s.kind == semconv.EXECUTE_TOOL)
     return any(a.get(semconv.TOOL_CALL_ID) == call_id for attributes in (spans, open_) for a in attributes)
 

@@ -393,6 +393,44 @@ MUTATIONS = (
         unit("semconv", "test_spans_of_agents_and_tools_have_what_the_framework_says_of_them"),
     ),
     Mutation(
+        "agl run sends the key of a .env file elsewhere",
+        "trainer/runners/recording_proxy.py",
+        "if name in dotenv and not environment.get(name)]",
+        "if False]",
+        (
+            "tests/integration/test_run_azure.py::test_an_address_in_a_file_of_the_program_s_is_left_alone",
+            "tests/integration/test_run_azure.py::test_a_key_in_a_dotenv_file_goes_where_that_file_says",
+        ),
+    ),
+    Mutation(
+        "a call that a person refuses later has succeeded",
+        "adapters/failed_calls.py",
+        " if not s.attributes.get(semconv.PAUSED))\n",
+        ")\n",
+        _AWAITED,
+    ),
+    Mutation(
+        "a call of the Agents SDK that a person refuses has succeeded",
+        "adapters/openai_agents/tracer.py",
+        '(turn_resolution, "function_rejection_item", spans.rejected)',
+        '(turn_resolution, "function_rejection_item", lambda original: original)',
+        _AWAITED,
+    ),
+    Mutation(
+        "a tool of Strands that asks a person has run",
+        "adapters/strands/tracer.py",
+        "and failure is None) or interrupts:",
+        "and failure is None):",
+        ("tests/integration/test_strands.py::test_a_question_to_a_human_is_no_error",),
+    ),
+    Mutation(
+        "a tool that takes too long has succeeded",
+        "adapters/openai_agents/tracer.py",
+        "                opened.reported = error\n\n        return made\n",
+        "                pass\n\n        return made\n",
+        ("tests/unit/test_adapter_conformance.py::TestAdapters::test_a_tool_that_takes_too_long_is_an_error",),
+    ),
+    Mutation(
         "a tool's description is another agent's",
         "core/tracing/offered_tools.py",
         "    offers = [rollout.offered.get(agent), *others]\n",
@@ -1611,8 +1649,8 @@ MUTATIONS = (
     Mutation(
         "OPENAI_BASE_URL is set for Azure's clients, too",
         "trainer/runners/recording_proxy.py",
-        "    if left_alone(environment) is not None:",
-        "    if left_alone(environment) is True:",
+        "    if _without_openai(environment, dotenv) is not None:",
+        "    if _without_openai(environment, dotenv) is True:",
         ("tests/integration/test_run_azure.py::test_each_provider_has_its_own_variable_and_no_other",),
     ),
     Mutation(
@@ -1639,8 +1677,8 @@ MUTATIONS = (
     Mutation(
         "OPENAI_BASE_URL is set where OPENAI_API_BASE names the server",
         "trainer/runners/recording_proxy.py",
-        "    if not azure and environment.get(propagation.OPENAI_OLD_URL):",
-        "    if not azure and environment.get(propagation.OPENAI_OLD_URL) is True:",
+        "    if not azure and (environment.get(propagation.OPENAI_OLD_URL) or propagation.OPENAI_OLD_URL in dotenv):",
+        "    if not azure and False:",
         ("tests/integration/test_run_azure.py::test_openai_api_base_is_set_only_where_it_was",),
     ),
     Mutation(

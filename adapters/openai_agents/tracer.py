@@ -32,6 +32,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from agl import semconv, tracing
 from agl.adapters.base import InstrumentedTracer
+from agl.adapters.failed_calls import record_failed_call
 from agl.adapters.openai_agents.runnable import handles, runnable
 from agl.adapters.patching import Patches
 from agl.adapters.scopes import place, tool_run
@@ -62,9 +63,9 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         return hasattr(sys.modules.get("agents"), "set_trace_processors")
 
     def _install(self) -> None:
-        from agents import agent, run
+        from agents import agent, exceptions, run
         from agents.models.interface import ModelTracing
-        from agents.run_internal import run_loop, tool_actions, tool_execution
+        from agents.run_internal import run_loop, tool_actions, tool_execution, turn_resolution
         from agents.tool_context import ToolContext
         from agents.tracing import context
         from agents.tracing.spans import NoOpSpan, SpanImpl
@@ -85,6 +86,10 @@ class OpenAIAgentsTracer(InstrumentedTracer):
         self._patches.method(agent, "record_agent_tool_run_result", spans.nested_approval)
         self._patches.method(tool_execution._FunctionToolBatchExecutor, "_maybe_execute_tool_approval", spans.approval)
         self._patches.method(tool_execution, "_execute_tool_input_guardrails", spans.guarded)
+        self._patches.method(turn_resolution, "function_rejection_item", spans.rejected)
+        # The first releases have no limits of tools.
+        if (timeout := getattr(exceptions, "ToolTimeoutError", None)) is not None:
+            self._patches.method(timeout, "__init__", spans.timed_out)
         self._patches.replace(ToolContext, "from_agent_context", spans.tool_context(ToolContext.from_agent_context))
 
     def _restore(self) -> None:
@@ -246,6 +251,36 @@ class _Spans:
             return refusal
 
         return checked
+
+    def rejected(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Record a call that a person has refused, once the run is resumed: then it has no span of the SDK's."""
+        from agents.tracing import get_current_span
+
+        @functools.wraps(original)
+        def item(agent: Any, tool_call: Any, *args: Any, **kwargs: Any) -> Any:
+            made = original(agent, tool_call, *args, **kwargs)
+            opened = self.get(get_current_span()) if self._open else None
+            with _undisturbed():
+                parent = None if opened is None else opened.around
+                record_failed_call(
+                    tool_call.name, tool_call.call_id, tool_call.arguments, str(made.output), parent=parent
+                )
+            return made
+
+        return item
+
+    def timed_out(self, original: Callable[..., None]) -> Callable[..., None]:
+        """Keep the error of a tool that took too long, of which the SDK makes a text for the model."""
+        from agents.tracing import get_current_span
+
+        @functools.wraps(original)
+        def made(error: Any, *args: Any, **kwargs: Any) -> None:
+            original(error, *args, **kwargs)
+            opened = self.get(get_current_span()) if self._open else None
+            if opened is not None:
+                opened.reported = error
+
+        return made
 
     def nested_approval(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Mark the span of an agent that is a tool while one of its own tools waits for an approval."""
@@ -444,7 +479,7 @@ def _error(span: Any, opened: _Open) -> BaseException | str | None:
     if opened.failed:
         output = _output(span)
         return output.text if content and output is not None and output.text else "the tool failed"
-    if opened.reported is not None and content:
+    if opened.reported is not None:
         return opened.reported
     if opened.error is None:
         output = _output(span)

@@ -155,10 +155,13 @@ def _model_stage(terminal: Chain) -> Chain:
 def _tool_stage(terminal: Chain) -> Chain:
     def run(context: Any) -> AsyncGenerator[Any, None]:
         results: list[Any] = []
+        interrupts: list[Any] = []
 
         def seen(event: Any) -> None:
             if hasattr(event, "tool_result"):
                 results[:] = [event]
+            elif "tool_interrupt_event" in event:
+                interrupts.append(event)
 
         def begin() -> Scope | None:
             use = context.tool_use
@@ -167,7 +170,8 @@ def _tool_stage(terminal: Chain) -> Chain:
         def finish(scope: Scope, error: BaseException | None) -> None:
             attributes: dict[str, Any] = {}
             failure = _failure(error)
-            if error is not None and failure is None:
+            # A hook raises to ask a person; a tool that asks ends with an event.
+            if (error is not None and failure is None) or interrupts:
                 attributes[semconv.PAUSED] = True
             if not results:
                 tracing.end(scope, error=failure, attributes=attributes)

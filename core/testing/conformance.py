@@ -300,11 +300,15 @@ class Conformance(OpenCalls):
     def test_a_tool_that_waits_for_an_approval_has_not_run(
         self, subject: Subject, decision: Decision, provider: Provider
     ) -> None:
-        with instrumented(subject), tracing.running(rollout := context(subject)):
+        rollout = context(subject)
+        rollout.prompts = True
+        with instrumented(subject), tracing.running(rollout):
             answer = asyncio.run(subject.with_approval(provider.url, "solver", ASK, decision))
-        index = SpanIndex((), rollout.spans)
+        # Also those that are inferred from the model's requests.
+        spans = completed(rollout.spans)
+        index = SpanIndex((), spans)
         succeeded = [(o.tool, o.output, o.tool_call_id) for o in tool_outcomes(index) if o.error is None]
-        ran = [s for s in of(rollout, semconv.EXECUTE_TOOL) if s.is_tool_run]
+        ran = [s for s in spans if s.operation == semconv.EXECUTE_TOOL and s.is_tool_run]
         if decision == "approved":
             assert answer == "sum 5"
             [tool] = ran
@@ -341,6 +345,23 @@ class Conformance(OpenCalls):
         recorded = {s.attributes[semconv.TOOL_CALL_ID]: s.attributes[semconv.TOOL_CALL_RESULT] for s in tools}
         assert recorded == results_by_id(provider.last.body)
         assert sorted(recorded.values()) == ["result 0", "result 1"]
+
+    @capability("a tool that its framework ends for taking too long is an error", needs="limits_tools")
+    @pytest.mark.parametrize("content", [True, False], ids=["content", "no content"])
+    def test_a_tool_that_takes_too_long_is_an_error(self, subject: Subject, content: bool, provider: Provider) -> None:
+        async def add(a: int, b: int) -> int:
+            """Add two numbers."""
+            return await asyncio.get_running_loop().create_future()
+
+        rollout = context(subject)
+        rollout.capture_content = content
+        with instrumented(subject), tracing.running(rollout):
+            assert "sum " in asyncio.run(subject.with_time_limit(provider.url, "solver", ASK, add))
+        [tool] = of(rollout, semconv.EXECUTE_TOOL)
+        assert (tool.name, tool.status) == ("execute_tool add", "error")
+        [told] = results_by_id(provider.last.body).values()
+        assert "timed out" in told.lower()
+        assert ("timed out" in str(tool.status_message).lower()) == content
 
     @capability("a failed model call is recorded and raised unchanged", gap="call_errors")
     def test_a_failed_call_is_recorded_and_raised_unchanged(

@@ -118,6 +118,7 @@ class Subject:
         traces_tools: whether the adapter opens a span for a tool's run.
         approvals: whether a tool can wait for a person's approval in the framework (`with_approval`).
         parallel_calls: whether the framework runs all tool calls of one answer (`with_equal_calls`).
+        limits_tools: whether a tool can have a time limit in the framework (`with_time_limit`).
         sdk: whose client makes the calls, which is also their `gen_ai.provider.name`.
         response_id: how the provider's ids of responses begin.
         finish_reasons: of each call that answering takes: by default one that asks for the tool, and one that answers.
@@ -146,6 +147,7 @@ class Subject:
     traces_tools: ClassVar[bool] = True
     approvals: ClassVar[bool] = False
     parallel_calls: ClassVar[bool] = False
+    limits_tools: ClassVar[bool] = False
     sdk: ClassVar[str] = "openai"
     response_id: ClassVar[str] = "chatcmpl-"
     finish_reasons: ClassVar[tuple[str, ...]] = ("tool_calls", "stop")
@@ -189,6 +191,10 @@ class Subject:
 
     async def with_equal_calls(self, url: str, name: str, question: str, tool: Callable[[int, int], Any]) -> str:
         """The answer of an agent with this async function as its tool `add`, asked so that calls may run at once."""
+        raise NotImplementedError
+
+    async def with_time_limit(self, url: str, name: str, question: str, tool: Callable[[int, int], Any]) -> str:
+        """The answer of an agent with this async function as its tool `add`, which the framework soon ends."""
         raise NotImplementedError
 
     def script(self, a: int = 2, b: int = 3) -> Script:

@@ -15,6 +15,7 @@ from launching import chats, facts, holds, launch, trace
 from agl import semconv
 from agl.testing.provider import Provider, says, serve
 from agl.tracing.propagation import gateway_variables
+from agl.trainer.runners.dotenv import dotenv_names
 from agl.trainer.runners.recording_proxy import AZURE, OLD_OPENAI, client_variables, left_alone, provider_bases
 
 KEY, PACKAGE = "azure-key-0123456789", "openai@6.49.0"
@@ -120,6 +121,66 @@ def test_each_provider_has_its_own_variable_and_no_other() -> None:
         assert client_variables({indication: "x"}, urls) == others
         assert indication in str(left_alone({indication: "x"}))
     assert left_alone({}) is None
+
+
+def test_an_address_in_a_file_of_the_program_s_is_left_alone() -> None:
+    urls = {"openai": "o", "anthropic": "a", "google": "g"}
+    assert client_variables({}, urls, {"OPENAI_BASE_URL"}) == {
+        "ANTHROPIC_BASE_URL": "a",
+        "GOOGLE_GEMINI_BASE_URL": "g",
+    }
+    assert "OPENAI_BASE_URL from a .env file" in str(left_alone({}, {"OPENAI_BASE_URL"}))
+    # What the environment has, such a file does not change.
+    own = {"OPENAI_BASE_URL": "http://mine/v1"}
+    assert client_variables(own, urls, {"OPENAI_BASE_URL"})["OPENAI_BASE_URL"] == "o"
+    assert left_alone(own, {"OPENAI_BASE_URL", "OPENAI_API_KEY"}) is None
+    # An Azure client has its variables there as well.
+    assert "OPENAI_BASE_URL" not in client_variables({}, urls, {"AZURE_OPENAI_API_KEY"})
+    assert "AZURE_OPENAI_API_KEY" in str(left_alone({}, {"AZURE_OPENAI_API_KEY"}))
+    assert left_alone({}, {"OPENAI_API_KEY"}) is None
+    assert "OPENAI_BASE_URL" not in client_variables({}, urls, {"OPENAI_API_BASE"})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("OPENAI_BASE_URL=http://x/v1\n# ANTHROPIC_BASE_URL=y\n", {"OPENAI_BASE_URL"}),
+        ("export A = 'b'\n\n  C: d\nno assignment\n", {"A", "C"}),
+        ("", set()),
+    ],
+)
+def test_the_names_in_a_dotenv_file(text: str, names: set[str], tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(text)
+    (tmp_path / "other.env").write_text("OTHER=1")
+    assert dotenv_names(["node", "a.mjs"], tmp_path) == names
+    for command in (["node", "--env-file=other.env", "a.mjs"], ["uv", "run", "--env-file", "other.env", "a.py"]):
+        assert dotenv_names(command, tmp_path) == names | {"OTHER"}
+    assert dotenv_names(["node", "--env-file"], tmp_path / "nowhere") == frozenset()
+
+
+READS_DOTENV = """
+import os, re
+# As dotenv does: what the environment has stays.
+for line in open(".env"):
+    name, _, value = line.strip().partition("=")
+    os.environ.setdefault(name, value)
+from openai import OpenAI
+answer = OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
+print(answer.choices[0].message.content)
+"""
+
+
+def test_a_key_in_a_dotenv_file_goes_where_that_file_says(provider: Provider, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(READS_DOTENV)
+    (tmp_path / ".env").write_text(f"OPENAI_BASE_URL={provider.url}\nOPENAI_API_KEY={KEY}\n")
+    done = launch(tmp_path, users(), "--", *WITHOUT_AGL, sys.executable, "program.py")
+    assert (done.returncode, done.stdout.split()) == (0, ["ok"]), done.stderr
+    assert [seen.headers["authorization"] for seen in provider.seen] == [f"Bearer {KEY}"]
+    assert "agl: clients that read OPENAI_BASE_URL from a .env file are not recorded" in done.stderr
+    # In a program that agl traces itself, nothing is redirected.
+    done = launch(tmp_path, users(), "--", sys.executable, "program.py")
+    assert (done.returncode, done.stdout.split(), facts(tmp_path)["calls"]) == (0, ["ok"], 1), done.stderr
+    assert ".env" not in done.stderr
 
 
 OLD_NAME = """

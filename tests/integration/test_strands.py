@@ -317,6 +317,7 @@ def test_a_question_to_a_human_is_no_error(provider: Provider, rollout: RolloutC
     agent([{"interruptResponse": {"interruptId": stopped.interrupts[0].id, "response": "yes"}}])
     assert {s.status for s in rollout.spans} == {"unset"}
     asked, answered = of(rollout, semconv.EXECUTE_TOOL)
+    assert (asked.is_tool_run, answered.is_tool_run) == (False, True)
     assert semconv.TOOL_CALL_RESULT not in asked.attributes
     assert answered.attributes[semconv.TOOL_CALL_RESULT] == "yes"
 

@@ -22,6 +22,7 @@ class OpenAIAgents(Subject):
     async_reads: ClassVar[tuple[str, ...]] = ("apieces",)
     approvals = True
     parallel_calls = True
+    limits_tools = True
     gaps: ClassVar[frozenset[str]] = frozenset({"tool_errors", "response_facts"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -69,6 +70,12 @@ class OpenAIAgents(Subject):
         from agents import Agent, function_tool
 
         return await _Runs(Agent(name=name, tools=[function_tool(tool)], model=self.model(url))).ainvoke(question)
+
+    async def with_time_limit(self, url: str, name: str, question: str, tool: Any) -> str:
+        from agents import Agent, function_tool
+
+        made = function_tool(tool, timeout=0.05)
+        return await _Runs(Agent(name=name, tools=[made], model=self.model(url))).ainvoke(question)
 
     def changed(self) -> Any:
         from agents.mcp.util import MCPUtil

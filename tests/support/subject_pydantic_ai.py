@@ -22,6 +22,7 @@ class PydanticAI(Subject):
     closes_reads = True
     approvals = True
     parallel_calls = True
+    limits_tools = True
     gaps: ClassVar[frozenset[str]] = frozenset({"mcp", "call_errors"})
 
     def agent(self, url: str, name: str) -> Any:
@@ -58,6 +59,12 @@ class PydanticAI(Subject):
         from pydantic_ai import Tool
 
         return await _Runs(build(self.model(url), name, Tool(tool, name="add"))).ainvoke(question)
+
+    async def with_time_limit(self, url: str, name: str, question: str, tool: Any) -> str:
+        from pydantic_ai import Tool
+
+        made: Any = Tool(tool, name="add", timeout=0.05)
+        return await _Runs(build(self.model(url), name, made)).ainvoke(question)
 
     def model(self, url: str) -> Any:
         return chat_model(url)

@@ -35,6 +35,7 @@ from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.processes.environment import child_environment
 from agl.trainer.report.progress import Progress
 from agl.trainer.runners.command import program_name
+from agl.trainer.runners.dotenv import dotenv_names
 from agl.trainer.runners.recording_proxy import RecordingProxy, client_variables, left_alone, provider_bases
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -141,7 +142,7 @@ class CommandRollout:
             replacing = propagation.gateway_variables(self.access.url, self.agent, self.context.key, os.environ)
         else:
             urls = self.proxy.provider_urls(self.gateway.base_url, self.agent)
-            replacing = client_variables(os.environ, urls)
+            replacing = client_variables(os.environ, urls, self._dotenv())
         attempt = AttemptEnvironment(
             rollout_id=self.context.rollout_id,
             attempt=self.context.attempt,
@@ -203,7 +204,10 @@ class CommandRollout:
 
     def _left_alone(self) -> str | None:
         """Which of the command's clients were not recorded; None where agl in the command itself recorded them."""
-        return None if self.proxy.sends_spans else left_alone(os.environ)
+        return None if self.proxy.sends_spans else left_alone(os.environ, self._dotenv())
+
+    def _dotenv(self) -> frozenset[str]:
+        return dotenv_names(self.options.command, Path.cwd())
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -116,26 +116,49 @@ def provider_bases(environment: Mapping[str, str]) -> dict[str, str]:
     return bases | {name: url for name, variable in _USERS.items() if (url := environment.get(variable))}
 
 
-def client_variables(environment: Mapping[str, str], urls: Mapping[str, str]) -> dict[str, str]:
+def client_variables(
+    environment: Mapping[str, str], urls: Mapping[str, str], dotenv: Collection[str] = ()
+) -> dict[str, str]:
     """The variables that point the clients of a program with this environment at `urls` (`provider_urls`).
 
     OpenAI's Azure client for JavaScript reads OPENAI_BASE_URL, too: it raises if it also has an endpoint, and sends
     Azure's key there if it has none. LiteLLM prefers it to OPENAI_API_BASE, and would send the key of that server to
-    OpenAI. Where `left_alone`, that variable is not set.
+    OpenAI. Where that may happen, the variable is not set.
+
+    Args:
+        dotenv: the names that a file of the program's sets (`dotenv_names`). Which address the program uses is unknown
+            where such a file names it: these are not set either.
     """
     names = URLS | _USERS
     variables = {names[name]: url for name, url in urls.items() if name in names}
-    if left_alone(environment) is not None:
+    if _without_openai(environment, dotenv) is not None:
         del variables[propagation.OPENAI_URL]
-    return variables
+    return {name: url for name, url in variables.items() if name not in _only_in_file(environment, dotenv)}
 
 
-def left_alone(environment: Mapping[str, str]) -> str | None:
+def left_alone(environment: Mapping[str, str], dotenv: Collection[str] = ()) -> str | None:
     """Which clients of a program with this environment are not redirected, in a sentence; None if all are."""
-    azure = sorted(n for n in environment if n.startswith("AZURE_OPENAI_") or n == "OPENAI_API_VERSION")
+    reasons = [_without_openai(environment, dotenv)]
+    if unknown := _only_in_file(environment, dotenv):
+        reasons.append(
+            f"clients that read {', '.join(unknown)} from a .env file are not recorded: whether the program reads it "
+            "is not known, so nothing else was set; set it in the environment of agl run"
+        )
+    return "; ".join(filter(None, reasons)) or None
+
+
+def _only_in_file(environment: Mapping[str, str], dotenv: Collection[str]) -> list[str]:
+    """The variables with providers' addresses that a file of the program's sets, and its environment does not."""
+    return [name for name in (URLS | _USERS).values() if name in dotenv and not environment.get(name)]
+
+
+def _without_openai(environment: Mapping[str, str], dotenv: Collection[str]) -> str | None:
+    """Why OPENAI_BASE_URL is not set, in a sentence; None if it is."""
+    known = {*environment, *dotenv}
+    azure = sorted(n for n in known if n.startswith("AZURE_OPENAI_") or n == "OPENAI_API_VERSION")
     if environment.get(propagation.OPENAI_URL):
         return None
-    if not azure and environment.get(propagation.OPENAI_OLD_URL):
+    if not azure and (environment.get(propagation.OPENAI_OLD_URL) or propagation.OPENAI_OLD_URL in dotenv):
         return (
             f"clients of OpenAI that do not read {propagation.OPENAI_OLD_URL} are not recorded: some read "
             f"{propagation.OPENAI_URL} in its place, so that was not set; set it to the address that they use"
@@ -146,8 +169,9 @@ def left_alone(environment: Mapping[str, str]) -> str | None:
     if not environment.get(propagation.AZURE_URL):
         which += f" and, without {propagation.AZURE_URL}, of Azure"
     return (
-        f"{which} are not recorded: with {', '.join(azure)} in the environment the program may have an Azure client, "
-        f"which fails with {propagation.OPENAI_URL}. It was not set; set it to {PROVIDERS['openai']} if there is none"
+        f"{which} are not recorded: with {', '.join(azure)} in the environment or in .env, the program may have an "
+        f"Azure client, which fails with {propagation.OPENAI_URL}. It was not set; set it to {PROVIDERS['openai']} if "
+        "there is none"
     )
 
 
