@@ -1290,9 +1290,16 @@ MUTATIONS = (
     Mutation(
         "reasoning is streamed as one delta at its end",
         "trainer/gateway/dialects/deltas.py",
-        "            if self._rendering.reasoning_grows:\n",
-        "            if False:\n",
+        "            yield from self._reasoning(k, _certain(cut.reasoning",
+        '            yield from self._reasoning(k, "" and _certain(cut.reasoning',
         unit("streamed_reasoning", "test_reasoning_comes_while_it_is_sampled_where_the_parser_knows_it"),
+    ),
+    Mutation(
+        "a call that is drafted within a thought is sent as text",
+        "trainer/gateway/dialects/deltas.py",
+        " or self._rendering.is_thinking(choice.ids, prompt_ids=choice.prompt):",
+        ":",
+        unit("streamed_reasoning", "test_what_is_sent_of_reasoning_is_never_withdrawn[package:qwen3]"),
     ),
     Mutation(
         "the beginning of a mark is sent as reasoning",

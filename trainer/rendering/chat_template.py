@@ -46,14 +46,11 @@ class ChatTemplate(TokenText):
     Attributes:
         stop_token_ids: the tokenizer's end token and the tokens that the template ends an assistant's turn with.
         thinks: whether `parse` reads reasoning, as it does where the template speaks of it.
-        reasoning_grows: whether the reasoning that `parse` reads in the beginning of an answer begins the whole one's.
 
     Raises:
         ModelLoadError: there is no chat template, it does not show the model what a user says, or it takes more time or
             memory for that than any template needs.
     """
-
-    reasoning_grows = True
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
