@@ -72,7 +72,8 @@ class ChatTemplate(TokenText):
         special = set(tokenizer.all_special_ids)
         control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special or i in special}
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        self._control_ids = [*control.values()]
+        # SentencePiece's bytes may count as special, too; they are text.
+        self._control_ids = [token for text, token in control.items() if self.decode([token]) == text]
         self._bridge = TemplateBridge(self.render, self.encode_after, control, eos)
         self.stop_token_ids = self._bridge.stop_ids
         self._format, written = self._tool_format()
