@@ -1886,16 +1886,16 @@ MUTATIONS = (
     ),
     Mutation(
         "an answer that begins as a call does is taken for a schema",
-        "trainer/gateway/gateway.py",
+        "trainer/gateway/grammars.py",
         " and reads_as_call(json.loads(schema), call)",
         " and False",
         unit("held_forms", "test_what_a_request_holds_is_held_or_refused_by_name[template llama31]"),
     ),
     Mutation(
         "strict arguments of unknown form are taken without a word",
-        "trainer/gateway/gateway.py",
-        "        if strict and not call.rests:\n",
-        "        if False:\n",
+        "trainer/gateway/grammars.py",
+        "    if strict and not call.rests:\n",
+        "    if False:\n",
         unit("held_forms", "test_what_a_request_holds_is_held_or_refused_by_name[gemma4]"),
     ),
     Mutation(
@@ -1935,9 +1935,9 @@ MUTATIONS = (
     ),
     Mutation(
         "one call of a list is not held",
-        "trainer/gateway/gateway.py",
-        "is_one_of_a_list and not rendering.tells_calls_apart(request.tools)",
-        "False",
+        "trainer/gateway/grammars.py",
+        "return may_call_one and not rendering.tells_calls_apart(request.tools)",
+        "return False",
         unit("held_forms", "test_parallel_calls_that_an_agent_does_not_want_are_not_made[template mistral_v3-free]"),
     ),
     Mutation(
