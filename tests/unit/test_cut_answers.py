@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from four_apis import APIS, NAMES, QUESTION, TOOLS, Answer, clients
 from scripted import Asked, ScriptedEngine, in_loop, rendering_of, serving
-from tiny_tokenizers import template_tokenizer
+from tiny_tokenizers import TEMPLATE_TOKENS, package_tokenizer, template_tokenizer
+
+from agl.trainer.rendering.rendering import Rendering
 
 TEMPLATES = ("qwen25", "qwen3", "qwen35", "llama31", "mistral_v3", "mistral_tekken")
 """All forms of tool calls; qwen3 and qwen35 think."""
@@ -52,15 +54,19 @@ def answer_ids(template: str, kind: str) -> tuple[int, ...]:
     return tuple(rendering.response(rendering.prompt(asked, TOOLS).ids, asked, message, TOOLS).tolist())
 
 
-async def ask(template: str, lines: list[tuple[list[int], int]]) -> list[dict[str, Answer]]:
+async def ask(
+    template: str, lines: list[tuple[list[int], int]], renderer: str | None = None
+) -> list[dict[str, Answer]]:
     """Each line, cut after so many tokens, as each API has it, whole and streamed."""
     current: list[int] = []
 
     def script(_: Asked) -> list[int]:
         return current
 
-    tokenizer, found = template_tokenizer(template), []
-    async with serving(ScriptedEngine(tokenizer, script), tokenizer) as rig:
+    tokenizer, found = package_tokenizer() if renderer else template_tokenizer(template), []
+    engine = ScriptedEngine(tokenizer, script)
+    async with serving(engine, template_tokenizer(template)) as rig:
+        rig.gateway.serve("policy", engine, Rendering(tokenizer, renderer=renderer))
         attempt = await rig.attempt()
         async with clients(attempt) as of:
             for line, most in lines:
@@ -69,6 +75,30 @@ async def ask(template: str, lines: list[tuple[list[int], int]]) -> list[dict[st
                 answers = [(api, stream, await APIS[api](of[api], stream, most, True)) for api, stream in ways]
                 found.append({f"{api}{' streamed' if stream else ''}": answer for api, stream, answer in answers})
     return found
+
+
+@pytest.mark.parametrize("name", ["kimi-k2", "deepseek-v3", "deepseek-v4", "inkling", "glm-4.5", "agl_hermes"])
+@in_loop
+async def test_a_second_call_that_the_policy_ends_early_is_cut(name: str) -> None:
+    """Where a parser leaves its beginning out, or reads it as text."""
+    renderer = None if name in TEMPLATE_TOKENS else name
+    tokenizer = package_tokenizer() if renderer else template_tokenizer(name)
+    rendering = Rendering(tokenizer, renderer=renderer)
+    call = rendering.possible_call(TOOLS)
+    assert call is not None
+    ids, stop = tokenizer.encode(call.pair, add_special_tokens=False), rendering.stop_token_ids[0]
+    begin, _ = call.marks
+    second = call.pair.rindex(begin)
+
+    def sampled(length: int) -> list[int]:
+        """Tokens until the text is so long, and the stop token."""
+        size = next(n for n in range(len(ids)) if len(tokenizer.decode(ids[:n])) >= length)
+        return [*ids[:size], stop]
+
+    lines = [sampled(second + n) for n in (3, len(begin), len(begin) + 4)]
+    found = await ask("chatml" if renderer else name, [(line, len(line)) for line in lines], renderer)
+    for line, answers in zip(lines, map(ends, found), strict=True):
+        assert answers == dict.fromkeys(answers, "cut"), tokenizer.decode(line)
 
 
 def ends(answers: dict[str, Answer]) -> dict[str, str]:

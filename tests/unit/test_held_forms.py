@@ -373,3 +373,31 @@ async def test_parallel_calls_that_an_agent_does_not_want_are_not_made(name: str
     assert 0 < recorded.response_ids.size < len(line)
     assert recorded.response_ids.tolist() == line[: recorded.response_ids.size]
     assert recorded.logprobs.size == recorded.response_ids.size
+
+
+OTHER_THOUGHTS = {"gemma4", "hy3", "inkling", "llama-3"}
+"""Renderers without `<think>`: it has other marks there, or there is none."""
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+@in_loop
+async def test_reasoning_is_streamed_as_it_comes(name: str) -> None:
+    tokenizer, rendering = model_of(name)
+    _, reasoning, thought = before_answer(tokenizer, rendering, None)
+    words = "\n  First one thing,\n\nthen another, and then a third one. \n"
+    begin = [] if reasoning == "open" else tokenizer.encode("<think>", add_special_tokens=False)
+    end = tokenizer.encode("</think>", add_special_tokens=False)
+    line = [*begin, *spelled(tokenizer, words), *end, *spelled(tokenizer, "\n\nDone."), rendering.stop_token_ids[0]]
+    assert bool(thought) == (reasoning == "open")
+    engine = ScriptedEngine(tokenizer, [line], seconds=0.0005)
+    async with serving(engine) as rig:
+        rig.gateway.serve("policy", engine, rendering)
+        attempt = await rig.attempt()
+        stream = await attempt.client().chat.completions.create(model="m", messages=USER, stream=True)  # type: ignore[arg-type]
+        deltas = [chunk.choices[0].delta async for chunk in stream if chunk.choices]
+        whole = (await attempt.chat(USER)).choices[0].message
+        await attempt.close()
+    thoughts = [text for delta in deltas if (text := getattr(delta, "reasoning_content", None))]
+    assert "".join(thoughts) == (getattr(whole, "reasoning_content", None) or "")
+    assert "".join(delta.content or "" for delta in deltas) == whole.content
+    assert len(thoughts) > 5 or name in OTHER_THOUGHTS

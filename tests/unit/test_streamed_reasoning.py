@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from test_rendering import TOOLS, rendering
 from tiny_tokenizers import package_tokenizer
@@ -16,6 +16,7 @@ from agl.mdp.types import int_array
 from agl.trainer.engines.base import Completion, Sampling
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, assistant_message, cut_at_stop
 from agl.trainer.gateway.dialects.deltas import MessageDeltas
+from agl.trainer.rendering.package_renderer import known_renderers
 from agl.trainer.rendering.rendering import Rendering
 
 PIECES = [
@@ -25,6 +26,8 @@ PIECES = [
 TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=10).map("".join)
 THOUGHT = st.tuples(TEXTS, TEXTS).map("<think>\n{0[0]}</think>\n\n{0[1]}".format)
 TEMPLATES = ["chatml", "qwen3", "qwen35", "llama31"]
+RENDERERS = [name for name in known_renderers() if name not in ("default", "gpt-oss")]
+"""gpt-oss downloads its encoding."""
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 
 
@@ -60,12 +63,16 @@ def joined(deltas: list[Any], name: str) -> str:
     return "".join(delta.get(name) or "" for delta in deltas)
 
 
-@pytest.mark.parametrize("name", [f"template:{name}" for name in TEMPLATES])
+@pytest.mark.parametrize(
+    "name", [*(f"template:{name}" for name in TEMPLATES), *(f"package:{name}" for name in RENDERERS)]
+)
 @given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_what_is_sent_of_reasoning_is_never_withdrawn(
     name: str, text: str, tools: bool, stops: bool, begun: bool
 ) -> None:
+    # Without tools, these write a text that follows a call before it.
+    assume(not (name.startswith("package:glm") and "<tool_call>" in text and not tools))
     model = model_of(name)
     stop = ("STOP",) if stops else ()
     request = ChatRequest([USER], TOOLS if tools else None, None, Sampling(max_tokens=99, stop=stop))
@@ -78,7 +85,7 @@ def test_what_is_sent_of_reasoning_is_never_withdrawn(
         assert "STOP" not in joined(deltas, "content") or message.get("tool_calls")
 
 
-@pytest.mark.parametrize(("name", "least"), [("template:qwen3", 6), ("package:qwen3", 1), ("package:deepseek-r1", 1)])
+@pytest.mark.parametrize(("name", "least"), [("template:qwen3", 6), ("package:qwen3", 6), ("package:deepseek-v3", 6)])
 def test_reasoning_comes_while_it_is_sampled_where_the_parser_knows_it(name: str, least: int) -> None:
     model = model_of(name)
     thought = "I add one to two, which gives three, and I check it once more."

@@ -76,6 +76,23 @@ def test_a_tag_within_an_argument_does_not_end_the_call():
     assert calls(message) == [("a", {"x": "</tool_call>"})]
 
 
+@pytest.mark.parametrize("spelled", ["</tool_call>", "<tool_call>", "[TOOL_CALLS]", "[TOOL_CALLS] [1]", "</function>"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "search", "arguments": {"query": "a SPELLED b"}}</tool_call>'),
+        ("xml", "<tool_call><function=search><parameter=query>a SPELLED b</parameter></function></tool_call>"),
+        ("mistral", '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a SPELLED b"}}]'),
+        ("mistral", '[TOOL_CALLS]search[ARGS]{"query": "a SPELLED b"}'),
+    ],
+)
+def test_a_mark_within_an_argument_is_text(name: str, text: str, spelled: str):
+    text = text.replace("SPELLED", spelled)
+    message = read(name, text + text)
+    assert calls(message) == [("search", {"query": f"a {spelled} b"})] * 2
+    assert (message.content, message.malformed) == ("", ())
+
+
 def test_a_strings_schema_decides_how_a_bare_value_is_read():
     values = "<parameter=query>12</parameter><parameter=limit>12</parameter>"
     message = read("xml", f"<tool_call><function=search>{values}</function></tool_call>")

@@ -7,7 +7,6 @@ Invariant: every request that reaches an open attempt is recorded as at least on
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +22,10 @@ from agl.mdp.selection import DEFAULT_POLICY, Selection
 from agl.mdp.types import Call, IntArray, float_array, int_array
 from agl.tracing.system_prompts import SystemPrompts
 from agl.trainer.engines.base import (
-    Completion,
     Engine,
     Request,
     Sampling,
     holds_to_grammars,
-    json_grammar,
 )
 from agl.trainer.gateway.access import Access, PendingRequest, SamplingRules
 from agl.trainer.gateway.calls import (
@@ -45,35 +42,17 @@ from agl.trainer.gateway.calls import (
 )
 from agl.trainer.gateway.errors import PromptTooLongError, RequestError, SchemaError, invalid_key, refusal
 from agl.trainer.gateway.gate import Gate
+from agl.trainer.gateway.grammars import ONE_CALL_OF_A_LIST, grammar_of, is_one_of_a_list, is_strict, with_one_call
 from agl.trainer.gateway.sessions import SessionMatch
 from agl.trainer.http.auth import key_of, matches
 from agl.trainer.http.turns import LARGE_BYTES, LARGE_MESSAGES
 from agl.trainer.rendering.digests import text_of
-from agl.trainer.rendering.normalise import Tools
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.rendering.toolchoice import any_arguments, reads_as_call
 
 OFF_LOOP_SIZE = 4096
 """Longer texts, in characters, are tokenised in a worker thread; a shorter one is done before a thread has begun."""
 OFF_LOOP_MESSAGES = 32
 """So are more new messages."""
-
-UNKNOWN_CALLS = (
-    "the model's chat template writes calls so that they cannot be told from other text; leave out the tools or the "
-    "schema, or serve the model with a chat template that writes calls in tags"
-)
-UNKNOWN_ARGUMENTS = (
-    "the model writes arguments in a form of its own; declare the tools without strict, or serve the model with a chat "
-    "template that writes arguments as JSON"
-)
-LIKE_CALLS = (
-    "the model's chat template writes calls as JSON without a mark, and such an answer can begin as a call does; name "
-    "the properties otherwise, require another one, or leave out the tools"
-)
-ONE_CALL_OF_A_LIST = (
-    "parallel_tool_calls: false cannot be held: the model writes all calls as one list, and its engine does not hold "
-    f"answers to grammars; leave it out, or install what agl's own engine needs: {install_line('structured')}"
-)
 
 log = logging.getLogger("agl.gateway")
 
@@ -297,7 +276,7 @@ class Gateway:
         prompt, forced, match = await self._rendered(pending, served, request)
         choices.extend(Choice(k, prompt, forced, [], []) for k in range(request.n))
         sampling = _sampling(served, pending.access.rules, request.sampling, prompt.size)
-        may_call_freely = not (request.one_call or _strict(request.tools))
+        may_call_freely = not (request.one_call or is_strict(request.tools))
         if request.sampling.grammar or request.force_tool or (request.tools and not may_call_freely):
             sampling = self._held(served, request, sampling, prompt)
         for choice in choices:
@@ -325,60 +304,19 @@ class Gateway:
         Raises:
             RequestError: 400, it asks for what the engine, or the form of the model's calls, cannot be held to.
         """
-        schema, strict, rendering = request.sampling.grammar, _strict(request.tools), served.rendering
-        call = None
-        if request.tools:
-            forced = request.force_tool
-            call = rendering.forced_call(request.tools, forced) if forced else rendering.possible_call(request.tools)
-        is_one_of_a_list = request.one_call and not request.force_tool
-        needs_grammar = is_one_of_a_list and not rendering.tells_calls_apart(request.tools)
-        if (held := holds_to_grammars(served.engine)) is not True:
-            if schema and held:
-                raise RequestError(400, held, param=request.schema_field)
-            if needs_grammar:
-                raise RequestError(400, ONE_CALL_OF_A_LIST, param="parallel_tool_calls")
-            why = f"{type(served.engine).__name__} does not enforce one; agl's own does: {install_line('structured')}"
-            if schema:
-                self._warn_once(f"an agent requests answers in a JSON schema: {why}")
-            if strict:
-                self._warn_once(f"an agent requests strict tools, whose arguments have a schema: {why}")
-            return sampling
-        stops = served.stop_token_ids
-        if request.force_tool:
-            if call is None or not call.rests:
-                if strict:
-                    raise _not_held("tools", "their arguments", UNKNOWN_ARGUMENTS)
-                return sampling
-            return replace(sampling, grammar=json_grammar(call.rests, stops))
-        reasoning = rendering.reasoning(prompt)
-        if not request.tools:
-            form = "", json.loads(schema), ""
-            return replace(sampling, grammar=json_grammar([form], stops, reasoning=reasoning))
-        if not (schema or strict or needs_grammar):
-            return sampling
-        if call is None:
-            raise _not_held(
-                *((request.schema_field, "answers") if schema else ("tools", "their arguments")), UNKNOWN_CALLS
-            )
-        if schema and call.trigger == "{" and reads_as_call(json.loads(schema), call):
-            raise _not_held(request.schema_field, "answers", LIKE_CALLS)
-        if strict and not call.rests:
-            raise _not_held("tools", "their arguments", UNKNOWN_ARGUMENTS)
-        if strict and not schema and not call.is_text:
-            raise _not_held("tools", "their arguments", UNKNOWN_CALLS)
-        forms = call.forms
-        if not (schema or strict):
-            forms = tuple((*form[:1], any_arguments(form[1], form[3]), *form[2:]) for form in forms)
-        grammar = json_grammar(
-            forms,
-            stops,
-            trigger=call.trigger,
-            otherwise=json.loads(schema) if schema else None,
-            several=not request.one_call,
-            section=call.section,
-            reasoning=reasoning,
-        )
-        return replace(sampling, grammar=grammar)
+        held = holds_to_grammars(served.engine)
+        if held is True:
+            return replace(sampling, grammar=grammar_of(request, served, prompt))
+        if request.sampling.grammar and held:
+            raise RequestError(400, held, param=request.schema_field)
+        if is_one_of_a_list(request, served.rendering):
+            raise RequestError(400, ONE_CALL_OF_A_LIST, param="parallel_tool_calls")
+        why = f"{type(served.engine).__name__} does not enforce one; agl's own does: {install_line('structured')}"
+        if request.sampling.grammar:
+            self._warn_once(f"an agent requests answers in a JSON schema: {why}")
+        if is_strict(request.tools):
+            self._warn_once(f"an agent requests strict tools, whose arguments have a schema: {why}")
+        return sampling
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -431,7 +369,7 @@ class Gateway:
             completion = await served.engine.generate(to_sample, on_tokens=on_sampled if on_tokens else None)
         if request.one_call and request.tools and not sampling.grammar:
             completion = await _off_loop(
-                completion.token_ids.size, _with_one_call, completion, served.rendering, request, choice
+                completion.token_ids.size, with_one_call, completion, served.rendering, request, choice
             )
         parsed = await _off_loop(
             completion.token_ids.size,
@@ -550,32 +488,6 @@ def _of_schema(request: ChatRequest, refused: RequestError, error: Exception) ->
     owner = field if tool is None else f"tool {tool!r}"
     text = f"{error.message} (the schema of {owner}, at {path})\n  -> {error.hint}"
     return SchemaError(text, code=refused.code, param=field, tool=tool)
-
-
-def _not_held(field: str, what: str, why: str) -> RequestError:
-    """The refusal of a request whose schemas the form of the model's calls does not let an answer be held to."""
-    return RequestError(400, f"{what} cannot be held to the schema of {field}: {why}", param=field)
-
-
-def _with_one_call(completion: Completion, rendering: Rendering, request: ChatRequest, choice: Choice) -> Completion:
-    """An answer up to the end of its first call, as if sampling had ended there."""
-    ids = completion.token_ids
-    size = rendering.first_call_size(ids, request.tools, forced_ids=choice.forced, prompt_ids=choice.prompt)
-    if size == ids.size:
-        return completion
-    return replace(
-        completion,
-        token_ids=ids[:size],
-        logprobs=completion.logprobs[:size],
-        finish_reason="stop",
-        top_logprobs=completion.top_logprobs[:size],
-        versions=[(first, version) for first, version in completion.versions if first < size],
-    )
-
-
-def _strict(tools: Tools) -> bool:
-    """Whether the arguments of a tool have to fit its parameters."""
-    return any(tool.get("function", tool).get("strict") for tool in tools or ())
 
 
 def _sampling(served: ServedPolicy, rules: SamplingRules, requested: Sampling, prompt_tokens: int) -> Sampling:

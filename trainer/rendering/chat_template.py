@@ -46,14 +46,11 @@ class ChatTemplate(TokenText):
     Attributes:
         stop_token_ids: the tokenizer's end token and the tokens that the template ends an assistant's turn with.
         thinks: whether `parse` reads reasoning, as it does where the template speaks of it.
-        reasoning_grows: whether the reasoning that `parse` reads in the beginning of an answer begins the whole one's.
 
     Raises:
         ModelLoadError: there is no chat template, it does not show the model what a user says, or it takes more time or
             memory for that than any template needs.
     """
-
-    reasoning_grows = True
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -75,7 +72,8 @@ class ChatTemplate(TokenText):
         special = set(tokenizer.all_special_ids)
         control = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special or i in special}
         eos = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-        self._control_ids = [*control.values()]
+        # SentencePiece's bytes may count as special, too; they are text.
+        self._control_ids = [token for text, token in control.items() if self.decode([token]) == text]
         self._bridge = TemplateBridge(self.render, self.encode_after, control, eos)
         self.stop_token_ids = self._bridge.stop_ids
         self._format, written = self._tool_format()

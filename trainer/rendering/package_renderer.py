@@ -31,13 +31,10 @@ class PackageRenderer(TokenText):
     Attributes:
         stop_token_ids: the tokens that the renderer knows to end an assistant's turn.
         thinks: whether `parse` reads reasoning between `<think>` and `</think>`.
-        reasoning_grows: as of `ChatTemplate`. Some of these parsers strip it once it has ended.
 
     Raises:
         ConfigError: no such renderer, or the tokenizer lacks its control tokens.
     """
-
-    reasoning_grows = False
 
     def __init__(self, tokenizer: Any, name: str) -> None:
         super().__init__(tokenizer)
@@ -113,7 +110,8 @@ class PackageRenderer(TokenText):
             whole = answer[:-1] if answer and answer[-1] in self.stop_token_ids else answer
             return assemble(iter([self.decode(whole)]), None)
         pieces = self._pieces(parsed.content, parsed.tool_calls, answer, bool(tools))
-        return assemble(pieces, parsed.reasoning_content or None)
+        # Some of these parsers strip it once it has ended, and a stream could not take back what it has sent.
+        return assemble(pieces, (parsed.reasoning_content or "").strip() or None)
 
     def _bridge(
         self, old: list[int], sampled: list[int], messages: list[dict[str, Any]], tools: Tools

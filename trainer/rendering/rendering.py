@@ -57,8 +57,7 @@ class Rendering:
     Attributes:
         renderer: the name of the one in use. stop_token_ids: the tokens that end an answer.
         tools_refusal: why requests with tools are refused; None if they are not. vocabulary_size: how many tokens there
-            are. reasoning_grows: whether the reasoning that `parse` reads in a beginning of an answer begins the whole
-            answer's.
+            are.
 
     Raises:
         ConfigError: no such renderer, or it does not fit the tokenizer.
@@ -85,7 +84,6 @@ class Rendering:
             self._model = PackageRenderer(tokenizer, self.renderer)
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
-        self.reasoning_grows = self._model.reasoning_grows
         self._calls: dict[str, ForcedCall | ConfigError] = {}
         self._apart: dict[str, bool] = {}
         self._marked = {THINK, END_THINK} <= tokenizer.get_added_vocab().keys()
@@ -303,6 +301,14 @@ class Rendering:
         # In some forms the beginning of a second call hides the first: then this was no bisection.
         sizes = [first] if is_one_call(first) else range(ids.size)
         return next((size for size in sizes if is_one_call(size)), ids.size)
+
+    def is_thinking(self, response_ids: Ids, *, prompt_ids: Ids) -> bool:
+        """Whether the beginning of an answer has begun a thought, or its prompt has, that has no end yet."""
+        if not self._model.thinks:
+            return False
+        text = self._model.decode(_array(response_ids))
+        begun = text.lstrip().startswith(THINK) or self.reasoning(_array(prompt_ids)) == "open"
+        return begun and END_THINK not in text
 
     def reasoning_size(self, response_ids: Ids, parsed: ParsedMessage, *, prompt_ids: Ids = ()) -> int:
         """How many of the sampled tokens are reasoning, the marks around it included.

@@ -62,10 +62,10 @@ class MessageDeltas:
         if parsed.tool_calls or parsed.malformed:
             return
         cut = cut_at_stop(parsed, self._request.sampling.stop)
-        if not cut.content:
-            if self._rendering.reasoning_grows:
-                # White space at the end is dropped when text follows.
-                yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
+        # Some parsers read a call that is drafted within a thought as one until the thought has ended.
+        if not cut.content or self._rendering.is_thinking(choice.ids, prompt_ids=choice.prompt):
+            # White space at the end is dropped when text follows.
+            yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
             return
         text = _certain(cut.content, self._held_back)
         if self._request.tools:
