@@ -2015,7 +2015,9 @@ MUTATIONS = (
         "a file beside a text is dropped",
         "trainer/gateway/dialects/google/body.py",
         "    part = _object(kind, value, where, UNSUPPORTED_OF_PART)\n",
-        "    part = _object(kind, {k: v for k, v in value.items() if k not in UNSUPPORTED_OF_PART}, where)\n",
+        "    if isinstance(value, dict):\n"
+        "        value = {k: value[k] for k in value if k not in UNSUPPORTED_OF_PART}\n"
+        "    part = _object(kind, value, where)\n",
         unit("google", "test_what_cannot_be_read_is_refused"),
     ),
     Mutation(
