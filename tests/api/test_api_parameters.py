@@ -50,6 +50,10 @@ NO_EFFECT = {
 """API -> documented fields of a function that are taken and dropped: what caches, streams or describes."""
 
 
+def count_responses(body: Any, access: Any) -> Any:
+    return responses.read(body, access, counting=True)
+
+
 def read_google(body: Mapping[str, Any]) -> Any:
     return google.read(body, new_access())
 
@@ -59,6 +63,7 @@ count_messages = partial(messages.read, counting=True)
 READERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "openai.types.chat.completion_create_params:CompletionCreateParamsBase": (chat.read, CHAT),
     "openai.types.responses.response_create_params:ResponseCreateParamsBase": (responses.read, RESPONSES),
+    "openai.types.responses.input_token_count_params:InputTokenCountParams": (count_responses, RESPONSES),
     "anthropic.types.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
     "anthropic.types.beta.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
     "anthropic.types.message_count_tokens_params:MessageCountTokensParams": (count_messages, COUNTED),
@@ -131,12 +136,11 @@ DROPPED = {
 
 def beside(read: Callable[..., Any], field: str) -> dict[str, Any]:
     """What a parameter needs beside it."""
-    functions = {
-        chat.read: [{"type": "function", "function": {"name": "f"}}],
-        responses.read: [{"type": "function", "name": "f"}],
-    }
     if field == "tool_choice":
-        return {"tools": functions.get(read, [{"name": "f", "input_schema": SCHEMA}])}
+        if read is chat.read:
+            return {"tools": [{"type": "function", "function": {"name": "f"}}]}
+        anthropics = read in (messages.read, count_messages)
+        return {"tools": [{"name": "f", "input_schema": SCHEMA} if anthropics else {"type": "function", "name": "f"}]}
     return {"logprobs": True} if field == "top_logprobs" and read is chat.read else {}
 
 
