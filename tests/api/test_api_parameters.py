@@ -308,6 +308,11 @@ def at(path: str, field: str, value: Any) -> dict[str, Any]:
     return GOOGLE | {path[:-1]: {field: value}}
 
 
+def block(role: str, value: Any) -> dict[str, Any]:
+    """A body of Messages that begins with this block."""
+    return MESSAGES | {"messages": [{"role": role, "content": [value]}, USER]}
+
+
 PLACES: dict[str, tuple[Mapping[str, Unsupported], Callable[[str, Any], Any], Callable[[Any], Any], str]] = {
     "Chat Completions": (chat.UNSUPPORTED, lambda f, v: CHAT | {f: v}, lambda b: chat.read(b, new_access()), ""),
     "a message of Chat Completions": (
@@ -326,6 +331,21 @@ PLACES: dict[str, tuple[Mapping[str, Unsupported], Callable[[str, Any], Any], Ca
     "a tool of Messages": (
         messages.UNSUPPORTED_OF_TOOL, lambda f, v: MESSAGES | {"tools": [{"name": "f", "input_schema": SCHEMA, f: v}]},
         lambda b: messages.read(b, new_access()), "tools.0.",
+    ),
+    "a message of Messages": (
+        messages.UNSUPPORTED_OF_MESSAGE,
+        lambda f, v: MESSAGES | {"messages": [{"role": "system", "content": "be brief", f: v}, USER]},
+        lambda b: messages.read(b, new_access()), "messages.0.",
+    ),
+    "a call in Messages": (
+        messages.UNSUPPORTED_OF_BLOCK["tool_use"],
+        lambda f, v: block("assistant", {"type": "tool_use", "id": "c", "name": "f", "input": {}, f: v}),
+        lambda b: messages.read(b, new_access()), "messages.0.content.0.",
+    ),
+    "a result in Messages": (
+        messages.UNSUPPORTED_OF_BLOCK["tool_result"],
+        lambda f, v: block("user", {"type": "tool_result", "tool_use_id": "c", "content": "12", f: v}),
+        lambda b: messages.read(b, new_access()), "messages.0.content.0.",
     ),
     **{
         f"Google's {path or 'body'}": (refused, lambda f, v, path=path: at(path, f, v), read_google, shown)
