@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from api_features import APIS, FEATURES, NO_EFFECT, REFUSED, USER, Case, table
+from api_features import APIS, FEATURES, NO_EFFECT, REFUSED, ROUTES, USER, Case, table
 from late import installed
 from paths import ROOT
 from pydantic import TypeAdapter
@@ -194,6 +195,20 @@ async def test_a_websocket_is_refused_with_the_reason() -> None:
     response = raised.value.response
     assert response.status_code == 405
     assert b"over HTTP, not over a WebSocket" in response.body
+
+
+@pytest.mark.parametrize("name", ROUTES)
+@in_loop
+async def test_a_path_that_is_not_served_says_why(name: str) -> None:
+    row = ROUTES[name]
+    async with serving(["x"]) as rig:
+        attempt = await rig.attempt()
+        headers = {"authorization": f"Bearer {attempt.key}", **row.headers}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await http.request(row.method, f"{attempt.url()}/{row.path}", headers=headers)
+        assert await attempt.close() == []
+    assert answer.status_code in (404, 405)
+    assert row.error in answer.json()["error"]["message"]
 
 
 def test_the_page_has_the_table() -> None:

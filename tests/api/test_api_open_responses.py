@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from api_features import UPGRADE
 from scripted import Asked, ScriptedEngine, in_loop, quick_tokenizer, serving
 
 USER = {"type": "message", "role": "user", "content": "how many?"}
@@ -78,10 +79,6 @@ ROWS = {
     "websocket-compact-new-chain": WEBSOCKET,
 }  # fmt: skip
 """The suite's id of a test -> what is shown of it."""
-UPGRADE = {
-    "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
-    "sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg==",
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("test", ROWS)

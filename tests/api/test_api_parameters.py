@@ -50,6 +50,10 @@ NO_EFFECT = {
 """API -> documented fields of a function that are taken and dropped: what caches, streams or describes."""
 
 
+def count_responses(body: Any, access: Any) -> Any:
+    return responses.read(body, access, counting=True)
+
+
 def read_google(body: Mapping[str, Any]) -> Any:
     return google.read(body, new_access())
 
@@ -59,6 +63,7 @@ count_messages = partial(messages.read, counting=True)
 READERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "openai.types.chat.completion_create_params:CompletionCreateParamsBase": (chat.read, CHAT),
     "openai.types.responses.response_create_params:ResponseCreateParamsBase": (responses.read, RESPONSES),
+    "openai.types.responses.input_token_count_params:InputTokenCountParams": (count_responses, RESPONSES),
     "anthropic.types.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
     "anthropic.types.beta.message_create_params:MessageCreateParamsBase": (messages.read, MESSAGES),
     "anthropic.types.message_count_tokens_params:MessageCountTokensParams": (count_messages, COUNTED),
@@ -131,12 +136,11 @@ DROPPED = {
 
 def beside(read: Callable[..., Any], field: str) -> dict[str, Any]:
     """What a parameter needs beside it."""
-    functions = {
-        chat.read: [{"type": "function", "function": {"name": "f"}}],
-        responses.read: [{"type": "function", "name": "f"}],
-    }
     if field == "tool_choice":
-        return {"tools": functions.get(read, [{"name": "f", "input_schema": SCHEMA}])}
+        if read is chat.read:
+            return {"tools": [{"type": "function", "function": {"name": "f"}}]}
+        anthropics = read in (messages.read, count_messages)
+        return {"tools": [{"name": "f", "input_schema": SCHEMA} if anthropics else {"type": "function", "name": "f"}]}
     return {"logprobs": True} if field == "top_logprobs" and read is chat.read else {}
 
 
@@ -304,6 +308,11 @@ def at(path: str, field: str, value: Any) -> dict[str, Any]:
     return GOOGLE | {path[:-1]: {field: value}}
 
 
+def block(role: str, value: Any) -> dict[str, Any]:
+    """A body of Messages that begins with this block."""
+    return MESSAGES | {"messages": [{"role": role, "content": [value]}, USER]}
+
+
 PLACES: dict[str, tuple[Mapping[str, Unsupported], Callable[[str, Any], Any], Callable[[Any], Any], str]] = {
     "Chat Completions": (chat.UNSUPPORTED, lambda f, v: CHAT | {f: v}, lambda b: chat.read(b, new_access()), ""),
     "a message of Chat Completions": (
@@ -322,6 +331,21 @@ PLACES: dict[str, tuple[Mapping[str, Unsupported], Callable[[str, Any], Any], Ca
     "a tool of Messages": (
         messages.UNSUPPORTED_OF_TOOL, lambda f, v: MESSAGES | {"tools": [{"name": "f", "input_schema": SCHEMA, f: v}]},
         lambda b: messages.read(b, new_access()), "tools.0.",
+    ),
+    "a message of Messages": (
+        messages.UNSUPPORTED_OF_MESSAGE,
+        lambda f, v: MESSAGES | {"messages": [{"role": "system", "content": "be brief", f: v}, USER]},
+        lambda b: messages.read(b, new_access()), "messages.0.",
+    ),
+    "a call in Messages": (
+        messages.UNSUPPORTED_OF_BLOCK["tool_use"],
+        lambda f, v: block("assistant", {"type": "tool_use", "id": "c", "name": "f", "input": {}, f: v}),
+        lambda b: messages.read(b, new_access()), "messages.0.content.0.",
+    ),
+    "a result in Messages": (
+        messages.UNSUPPORTED_OF_BLOCK["tool_result"],
+        lambda f, v: block("user", {"type": "tool_result", "tool_use_id": "c", "content": "12", f: v}),
+        lambda b: messages.read(b, new_access()), "messages.0.content.0.",
     ),
     **{
         f"Google's {path or 'body'}": (refused, lambda f, v, path=path: at(path, f, v), read_google, shown)

@@ -276,6 +276,19 @@ FEATURES: dict[str, Mapping[str, Case]] = {
         "messages": served({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
         "google": served(config(thinkingConfig={"includeThoughts": True})),
     },
+    "reasoning that the client keeps (`reasoning.encrypted_content`)": {
+        "responses": served(
+            {
+                "include": ["reasoning.encrypted_content"], "store": False,
+                "input": [
+                    USER, {"type": "reasoning", "summary": [], "encrypted_content": "agl:SSBjb3VudC4="},
+                    {"role": "assistant", "content": "twelve"}, {"role": "user", "content": "sure?"},
+                ],
+            },
+            "twelve", "sure?",
+        ),
+    },
+    "`store`: completions that the provider keeps": {"chat": no_effect(store=True)},
     "how much it reasons or writes (effort, budget, verbosity)": {
         "chat": no_effect(reasoning_effort="low", verbosity="low"),
         "responses": no_effect(reasoning={"effort": "low"}, text={"verbosity": "low"}),
@@ -415,10 +428,46 @@ FEATURES: dict[str, Mapping[str, Case]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Unserved:
+    """A path of an API that is refused by an error which says why.
+
+    Attributes:
+        api: of `APIS`. method, path: of the request, below `/v1`. headers: of HTTP. error: words of the refusal.
+    """
+
+    api: str
+    method: str
+    path: str
+    error: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+UPGRADE = {
+    "connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13",
+    "sec-websocket-key": "MDEyMzQ1Njc4OWFiY2RlZg==",
+}  # fmt: skip
+ROUTES = {
+    "responses over a WebSocket": Unserved("responses", "GET", "responses", "over HTTP, not over a WebSocket", UPGRADE),
+    "a response that is cancelled by its id": Unserved(
+        "responses", "POST", "responses/resp_1/cancel", "Background is not supported"
+    ),
+    "completions that are stored and got by their ids": Unserved(
+        "chat", "GET", "chat/completions/chatcmpl-1", "Completions are not stored"
+    ),
+    "histories that the provider compacts by request": Unserved(
+        "responses", "POST", "responses/compact", "Only OpenAI's models write and read compactions"
+    ),
+}
+"""What the APIs have at paths that are not served: the last rows of the table."""
+
+
 def table() -> str:
     """The rows, as Markdown."""
     lines = [f"| request | {' | '.join(HEAD)} |", "|---|---|---|---|---|"]
     for name, cases in FEATURES.items():
         cells = (cases[api].cell if api in cases else NONE for api in APIS)
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    for name, route in ROUTES.items():
+        lines.append(f"| {name} | {' | '.join(REFUSED if api == route.api else NONE for api in APIS)} |")
     return "\n".join(lines)

@@ -93,23 +93,35 @@ async def test_log_probs_come_with_the_deltas_whose_tokens_they_are(line: str, t
     chat_tools: Any = [{"type": "function", "function": {k: v for k, v in TOOLS[0].items() if k != "type"}}]
     async with serving(ScriptedEngine(tokenizer, [LINES[line]]), tokenizer) as rig:
         attempt = await rig.attempt()
-        chat = await attempt.client().chat.completions.create(
-            model="m", messages=[{"role": "user", "content": QUESTION}], stream=True, logprobs=True, top_logprobs=2,
-            **({"tools": chat_tools} if tools else {}),
-        )  # fmt: skip
-        choices = [chunk.choices[0] async for chunk in chat]
+        asked: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": QUESTION}], "logprobs": True}
+        asked |= {"top_logprobs": 2} | ({"tools": chat_tools} if tools else {})
+        create = attempt.client().chat.completions.create
+        choices = [chunk.choices[0] async for chunk in await create(**asked, stream=True)]
+        whole = (await create(**asked)).choices[0]
         include: Any = ["message.output_text.logprobs"]
         options: dict[str, Any] = {"include": include, "top_logprobs": 2} | ({"tools": TOOLS} if tools else {})
         events = [e async for e in await ask(attempt, QUESTION, stream=True, **options)]
-        first, second = await attempt.close()
-    ids = first.response_ids.tolist()
-    assert ids == second.response_ids.tolist()
-    for deltas in (
-        [(c.delta.content or "", c.logprobs.content if c.logprobs else []) for c in choices],
-        [(e.delta, e.logprobs) for e in events if e.type == "response.output_text.delta"],
+        response = await ask(attempt, QUESTION, **options)
+        ids, *others = [call.response_ids.tolist() for call in await attempt.close()]
+    assert others == [ids] * 3
+    (done,) = [e for e in events if e.type == "response.output_text.done"]
+    (part,) = next(item for item in response.output if item.type == "message").content
+    content = whole.message.content
+    assert content == part.text == done.text
+    assert [e.logprob for e in part.logprobs] == [e.logprob for e in done.logprobs]
+    for deltas, entire in (
+        ([(c.delta.content or "", c.logprobs.content if c.logprobs else []) for c in choices], whole.logprobs.content),
+        ([(e.delta, e.logprobs) for e in events if e.type == "response.output_text.delta"], part.logprobs),
     ):
         entries = [entry for _, found in deltas for entry in found]
-        assert [e.logprob for e in entries] == pytest.approx([logprob(t, i) for i, t in enumerate(ids)])
+        assert [e.logprob for e in entries] == pytest.approx([e.logprob for e in entire])
+        assert [e.bytes for e in entries] == [e.bytes for e in entire]
+        # The tokens of the content, without those of reasoning, calls and the end.
+        assert bytes(byte for entry in entire for byte in entry.bytes or ()) == content.encode()
+        sampled = [logprob(t, i) for i, t in enumerate(ids)]
+        first = next(i for i, value in enumerate(sampled) if value == pytest.approx(entries[0].logprob))
+        assert [e.logprob for e in entries] == pytest.approx(sampled[first : first + len(entries)])
+        assert first == (len(tokenizer.encode(THOUGHT, add_special_tokens=False)) if line == "thought" else 0)
         assert all(len(e.top_logprobs) == 2 for e in entries)
         if line == "text":
             said = told = ""
@@ -118,9 +130,23 @@ async def test_log_probs_come_with_the_deltas_whose_tokens_they_are(line: str, t
                 # What is held back for a call may begin within a token.
                 assert said.startswith(told) if tools else said == told
                 assert len(said) - len(told) < 8
-    (done,) = [e for e in events if e.type == "response.output_text.done"]
-    assert [e.token for e in done.logprobs] == [e.token for e in entries]
-    assert len(done.logprobs) == len(ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@in_loop
+async def test_log_probs_next_to_the_ids_of_all_tokens_are_those_of_all_tokens(stream: bool) -> None:
+    tokenizer = template_tokenizer("qwen3")
+    async with serving(ScriptedEngine(tokenizer, [LINES["thought"]]), tokenizer) as rig:
+        attempt = await rig.attempt()
+        more: dict[str, Any] = {"logprobs": True, "extra_body": {"return_token_ids": True}, "stream": stream}
+        answer: Any = await attempt.client().chat.completions.create(
+            model="m", messages=[{"role": "user", "content": QUESTION}], **more
+        )
+        choices = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
+        (call,) = await attempt.close()
+    assert choices[-1].token_ids == call.response_ids.tolist()
+    entries = [entry for choice in choices if choice.logprobs for entry in choice.logprobs.content]
+    assert [entry.logprob for entry in entries] == pytest.approx(call.logprobs.tolist())
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------

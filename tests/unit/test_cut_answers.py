@@ -204,8 +204,11 @@ async def test_an_answer_that_a_stop_text_ends_anywhere_says_so(template: str) -
                 for stop in (text[at : at + 3] for at in places):
                     current[:] = _stopped(template, ids, stop)
                     for api in ("chat", "messages", "google"):
-                        for stream in (False, True):
-                            answer = await APIS[api](of[api], stream, len(whole), True, stop)
+                        pair = [await APIS[api](of[api], stream, len(whole), True, stop) for stream in (False, True)]
+                        said = [(answer.text, answer.reasoning, answer.calls) for answer in pair]
+                        assert said[0] == said[1], (kind, api, stop)
+                        assert stop not in said[0][0] + said[0][1], (kind, api, stop)
+                        for answer in pair:
                             reasons = {
                                 "chat": "tool_calls" if answer.calls else "stop",
                                 "messages": "stop_sequence",

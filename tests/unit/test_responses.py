@@ -16,8 +16,9 @@ from scripted import Attempt, ScriptedEngine, in_loop, new_access, quick_tokeniz
 from tiny_tokenizers import template_tokenizer
 
 from agl.errors import ConfigError, EngineError
-from agl.trainer.gateway.dialects.responses.answer import input_items, response_object
+from agl.trainer.gateway.dialects.responses.answer import response_object
 from agl.trainer.gateway.dialects.responses.body import read
+from agl.trainer.gateway.dialects.responses.items import listed_items
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.gateway.sessions import Sessions
 
@@ -165,13 +166,14 @@ async def test_logprobs_and_parsed_formats():
         attempt = await rig.attempt()
         parsed = await attempt.client().responses.parse(model="m", input="1 + 2?", text_format=Sum)
         with_logprobs = await ask(attempt, include=["message.output_text.logprobs"], top_logprobs=2)
-        streamed = await events_of(attempt, top_logprobs=0)
+        streamed = await events_of(attempt, top_logprobs=0, include=["message.output_text.logprobs"])
         calls = await attempt.close()
     assert parsed.output_parsed == Sum(total=3)
     entries = with_logprobs.output[0].content[0].logprobs
-    assert [e.logprob for e in entries] == pytest.approx(calls[1].logprobs.tolist())
+    # The last token ends the answer, and is not a part of its text.
+    assert [e.logprob for e in entries] == pytest.approx(calls[1].logprobs[:-1].tolist())
     assert all(len(e.top_logprobs) == 2 for e in entries)
-    assert len(streamed[-1].response.output[0].content[0].logprobs) == calls[2].response_ids.size
+    assert len(streamed[-1].response.output[0].content[0].logprobs) == calls[2].response_ids.size - 1
 
 
 # -- streams ----------------------------------------------------------------------------------------------------------
@@ -337,7 +339,7 @@ def test_no_body_brings_it_down(body):
         rendering_of(quick_tokenizer()).prompt(asked.chat.messages, asked.chat.tools, force_tool=asked.chat.force_tool)
         Sessions().match("policy", asked.chat.messages, asked.chat.tools)
         response = response_object("resp_1", "policy", asked.body, "completed", 0.0)
-        access.responses.add(response, asked.previous, asked.new, input_items("resp_1", asked.body.input))
+        access.responses.add(response, asked.previous, asked.new, listed_items("resp_1", asked.items))
         json.dumps([response, *access.responses.find("resp_1").input])
     except (RequestError, ConfigError):
         return

@@ -105,7 +105,7 @@ def _responses_routes(gateway: Gateway) -> list[Route]:
     """The routes of the Responses API beside the one that answers: what is stored, and how long a prompt is."""
 
     async def count_tokens(request: Request) -> Response:
-        count = await http.count_tokens(gateway, request, read_responses)
+        count = await http.count_tokens(gateway, request, functools.partial(read_responses, counting=True))
         return http.answer({"object": "response.input_tokens", "input_tokens": count})
 
     endpoints = {
@@ -181,6 +181,10 @@ def _instead(request: Request) -> str:
         return "A policy in training answers over HTTP, not over a WebSocket: choose that transport in the client"
     if request.url.path.endswith("/responses/compact"):
         return NO_COMPACTION
+    if re.search(r"/responses/[^/]+/cancel$", request.url.path):
+        return "Background is not supported, so there is nothing to cancel: close the connection of the request instead"
+    if re.search(r"/chat/completions/[^/]", request.url.path):
+        return "Completions are not stored: ask for a response, which is stored and has the same answer"
     return f"Served are: {served_routes(request.app.routes)}"
 
 

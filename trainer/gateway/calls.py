@@ -174,10 +174,11 @@ def rendered_prompt(
 def cut_at_stop(parsed: ParsedMessage, stop: Sequence[str]) -> ParsedMessage:
     """Remove a stop text and what follows it from an answer; its tokens stay in the completion.
 
-    Engines end an answer at a stop text wherever it occurs, as vLLM does: within the reasoning, no text follows.
+    Engines end an answer at a stop text wherever it occurs, as vLLM does: what there is next to a reasoning with a stop
+    text comes before it.
     """
     if (end := _first(stop, parsed.reasoning or "")) is not None:
-        return ParsedMessage("", (parsed.reasoning or "")[:end] or None)
+        return replace(parsed, reasoning=(parsed.reasoning or "")[:end] or None)
     if (end := _first(stop, parsed.content)) is not None:
         return replace(parsed, content=parsed.content[:end])
     return parsed

@@ -54,9 +54,10 @@ class StoredResponses:
         """A stored response.
 
         Raises:
-            RequestError: 400, as OpenAI has it: this attempt has no such response, or it was not to be stored.
+            RequestError: 400, as OpenAI has it: there is no such response, or it was not to be stored, or it failed.
         """
-        if response_id not in self._responses:
+        stored = self._responses.get(response_id)
+        if stored is None or stored.response.get("status") == "failed":
             raise RequestError(
                 400,
                 f"Previous response with id {response_id!r} not found; a response is known within its own rollout, "
@@ -64,7 +65,7 @@ class StoredResponses:
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        return self._responses[response_id]
+        return stored
 
     def find(self, response_id: str) -> StoredResponse:
         """A stored response, for a client that wants it back.

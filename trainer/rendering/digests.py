@@ -19,7 +19,7 @@ def digest(message: Mapping[str, Any]) -> bytes:
     role = message.get("role")
     answered_id = message.get("tool_call_id") if role == "tool" else None
     calls = [(call.get("id"), call.get("function") or {}) for call in message.get("tool_calls") or ()]
-    content = [role, text_of(message.get("content")), answered_id]
+    content = [role, text_of(message.get("content") or message.get("refusal")), answered_id]
     try:
         parsed = [[call_id, f.get("name"), _arguments(f.get("arguments"))] for call_id, f in calls]
         return hash_of(orjson.dumps([*content, parsed], option=orjson.OPT_SORT_KEYS))

@@ -144,9 +144,11 @@ def _message(message: Message, parse_arguments: bool, developer: bool) -> dict[s
     role = message.get("role")
     if not isinstance(role, str):
         raise ConfigError("a message has no role", hint=f"its fields are: {', '.join(map(str, message))}")
+    # OpenAI's form of an answer that refuses has its text in a field of its own, and no content.
+    content = message.get("content") or message.get("refusal")
     out: dict[str, Any] = {
         "role": "system" if role == "developer" and not developer else role,
-        "content": _text(message.get("content"), role),
+        "content": _text(content, role),
     }
     for key in ("name", "tool_call_id"):
         if message.get(key):

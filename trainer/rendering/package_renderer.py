@@ -109,9 +109,23 @@ class PackageRenderer(TokenText):
             # JSON that Python does not read: nested too deep, or a number of too many digits.
             whole = answer[:-1] if answer and answer[-1] in self.stop_token_ids else answer
             return assemble(iter([self.decode(whole)]), None)
-        pieces = self._pieces(parsed.content, parsed.tool_calls, answer, bool(tools))
-        # Some of these parsers strip it once it has ended, and a stream could not take back what it has sent.
+        if not tools and (message := self._in_order(parsed, answer, prompt)) is not None:
+            return message
+        # Some parsers drop the space before a text only where a call follows it, and that around reasoning once it has
+        # ended: a stream knows neither yet, and cannot take back what it has sent.
+        pieces = self._pieces(parsed.content.lstrip(), parsed.tool_calls, answer, bool(tools))
         return assemble(pieces, (parsed.reasoning_content or "").strip() or None)
+
+    def _in_order(self, parsed: Any, answer: list[int], prompt: IntArray) -> ParsedMessage | None:
+        """A message with what looks like calls as text in its place; None if nothing does. Parsers put it last."""
+        first = next((call.token_span[0] for call in parsed.tool_calls if call.token_span), None)
+        if first is None:
+            return None
+        before = self._renderer.parse_response(answer[:first], tools=None, prompt_ids=prompt.tolist())
+        reasoning = (before.reasoning_content or "").strip() or None
+        end = len(answer) - (answer[-1] in self.stop_token_ids)
+        text = before.content.lstrip() + self.decode(answer[first:end])
+        return assemble(iter([text]), reasoning)
 
     def _bridge(
         self, old: list[int], sampled: list[int], messages: list[dict[str, Any]], tools: Tools

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -125,6 +125,11 @@ class OpenAIBody(BaseModel):
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     prompt_cache_options: PromptCacheOptions | None = None
     safety_identifier: str | None = None
+
+
+def service_tier(body: OpenAIBody) -> str:
+    """The tier that OpenAI says has served a request: a request without one, or with "auto", gets the default."""
+    return "default" if body.service_tier in (None, "auto") else body.service_tier
 
 
 def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] = MappingProxyType({})) -> Body:
@@ -439,9 +444,9 @@ def any_tool(tools: Sequence[Mapping[str, Any]]) -> str | Literal[True]:
 
 
 def logprob_entries(
-    completion: Completion | Choice, rendering: Rendering, first: int = 0, last: int | None = None
+    completion: Completion | Choice, rendering: Rendering, places: Iterable[int] | None = None
 ) -> list[dict[str, Any]]:
-    """OpenAI's entries for the log-probs of the sampled tokens, or of `[first:last]` of them."""
+    """OpenAI's entries for the log-probs of the sampled tokens, or of those at these places."""
     if isinstance(completion, Completion):
         ids, logprobs, top = completion.token_ids, completion.logprobs.tolist(), completion.top_logprobs
     else:
@@ -456,7 +461,7 @@ def logprob_entries(
         return {"token": text, "logprob": float(logprob), "bytes": None if spelled is None else list(spelled)}
 
     entries = []
-    for k in range(first, ids.size if last is None else last):
+    for k in range(ids.size) if places is None else places:
         before, likeliest = ids[max(0, k - CONTEXT) : k], top[k] if k < len(top) else ()
         others = [entry(before, token, logprob) for token, logprob in likeliest]
         entries.append({**entry(before, int(ids[k]), logprobs[k]), "top_logprobs": others})

@@ -6,15 +6,17 @@ part of a mark, a tool call or a stop text any more; tool calls come whole at th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
 from agl.trainer.gateway.dialects.common import logprob_entries
-from agl.trainer.rendering.reasoning import END_THINK, THINK
+from agl.trainer.gateway.dialects.content_tokens import ContentTokens
+from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
+from agl.trainer.rendering.toolparsers import ParsedMessage
 
 TOOL_MARKER_LENGTH = 24
 """No text that opens a tool call is longer, in characters."""
@@ -27,22 +29,26 @@ class MessageDeltas:
 
     Args:
         request: that is answered. rendering: of the policy that answers.
+        every_token: whether log-probs are those of all tokens, and not of the text alone.
     """
 
-    def __init__(self, request: ChatRequest, rendering: Rendering) -> None:
+    def __init__(self, request: ChatRequest, rendering: Rendering, *, every_token: bool = False) -> None:
         self._request, self._rendering = request, rendering
         stop = max((len(s) for s in request.sampling.stop), default=0)
         # How many characters at the end of the reasoning and of the text may become part of something else.
         self._reasoning_held_back = max(stop, len(END_THINK))
-        self._held_back = max(stop, TOOL_MARKER_LENGTH) if request.tools else stop
+        # Parsers of the `renderers` package know tool calls also where a request has no tools.
+        self._knows_calls = bool(request.tools) or not rendering.reasoning_grows
+        self._held_back = max(stop, TOOL_MARKER_LENGTH) if self._knows_calls else stop
         # Per choice: the text and the reasoning sent, whether the role was sent, and how many tokens were parsed.
         self._sent = [""] * request.n
         self._reasoned = [""] * request.n
         self._started = [False] * request.n
         self._parsed = [0] * request.n
-        # Of the parsed tokens' text, how many characters at the end are held back; how many log-probs were taken.
-        self._unsent = [0] * request.n
-        self._taken = [0] * request.n
+        # Per choice, for log-probs: how tokens were parsed last, how many are reasoning, which make up the text.
+        self._last_parsed: list[ParsedMessage | None] = [None] * request.n
+        self._reasoning_tokens: list[int | None] = [None] * request.n
+        self._tokens = [ContentTokens(rendering, every=every_token) for _ in range(request.n)]
 
     def push(self, choice: Choice) -> Iterator[Delta]:
         """Deltas for what was sampled of a choice since the last call."""
@@ -67,44 +73,47 @@ class MessageDeltas:
             # White space at the end is dropped when text follows.
             yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
             return
+        if not self._rendering.reasoning_grows and self._thinks(choice):
+            return
         text = _certain(cut.content, self._held_back)
-        if self._request.tools:
+        if self._knows_calls:
             # White space around the text is dropped when tool calls follow.
             text = "" if text[:1].isspace() else text.rstrip()
         # Reasoning may follow, and the space before it is dropped.
         if text.isspace() or (not cut.reasoning and THINK.startswith(text.lstrip())):
             return
         if text:
-            self._unsent[k] = len(parsed.content) - len(text)
+            self._last_parsed[k] = parsed
             yield from self._text(k, text, cut.reasoning)
+
+    def _thinks(self, choice: Choice) -> bool:
+        """Whether a choice is within its reasoning, so that what is read as text now can become reasoning."""
+        text = self._rendering.decode(choice.ids)
+        begun = reasoning_state(self._rendering.decode(choice.prompt[-CONTEXT:])) == "open"
+        return text.rfind(THINK) > text.rfind(END_THINK) or (begun and END_THINK not in text)
 
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""
         yield from self._start(number)
-        if not reply.message.get("tool_calls"):
-            self._parsed[number], self._unsent[number] = reply.completion.token_ids.size, 0
+        self._reasoning_tokens[number] = reply.reasoning_tokens
         yield from self._text(number, reply.message.get("content") or "", reply.message.get("reasoning_content"))
         for k, call in enumerate(reply.message.get("tool_calls") or ()):
             yield {"tool_calls": [{"index": k, **call}]}
 
     def logprobs(self, number: int, sampled: Choice | Completion, *, rest: bool = False) -> list[dict[str, Any]]:
         """The log-probs that belong to a choice's delta of text, right after it: of the tokens whose text the deltas
-        hold by now, without those of earlier deltas; with `rest`, of all tokens that are left."""
-        ids = sampled.ids if isinstance(sampled, Choice) else sampled.token_ids.tolist()
-        first = self._taken[number]
-        last = len(ids) if rest else max(first, self._whole_tokens(number, ids))
-        self._taken[number] = last
-        return logprob_entries(sampled, self._rendering, first, last)
-
-    def _whole_tokens(self, k: int, ids: Sequence[int]) -> int:
-        """How many tokens of a choice have all of their text in the deltas so far."""
-        n, unsent = self._parsed[k], self._unsent[k]
-        if n and ids[n - 1] in self._rendering.stop_token_ids:
-            n -= 1
-        while unsent > 0 and n:
-            n -= 1
-            unsent -= len(self._rendering.decode_after(ids[max(0, n - CONTEXT) : n], [ids[n]]))
-        return n
+        hold by now, without those of earlier deltas; with `rest`, of all that are left."""
+        if isinstance(sampled, Choice):
+            ids, prompt = sampled.ids, sampled.prompt
+        else:
+            ids, prompt = sampled.token_ids.tolist(), ()
+        reasoning, parsed = self._reasoning_tokens[number], self._last_parsed[number]
+        if reasoning is None:
+            assert parsed is not None
+            reasoning = self._rendering.reasoning_size(ids, parsed, prompt_ids=prompt)
+            self._reasoning_tokens[number] = reasoning
+        places = self._tokens[number].take(ids, self._sent[number], reasoning, whole=rest)
+        return logprob_entries(sampled, self._rendering, places)
 
     def _start(self, k: int) -> Iterator[Delta]:
         if not self._started[k]:
@@ -115,8 +124,10 @@ class MessageDeltas:
         """What is new in a choice's reasoning and text."""
         yield from self._reasoning(k, reasoning or "")
         if text.startswith(self._sent[k]) and len(text) > len(self._sent[k]):
-            yield {"content": text[len(self._sent[k]) :]}
+            new = text[len(self._sent[k]) :]
+            # Before the delta is passed on: its log-probs are asked for right after it.
             self._sent[k] = text
+            yield {"content": new}
 
     def _reasoning(self, k: int, reasoning: str) -> Iterator[Delta]:
         """What is new in a choice's reasoning."""

@@ -72,6 +72,13 @@ def responses_error(error: RequestError, request_id: str | None = None) -> dict[
     return openai_error(error, request_id, history="input")
 
 
+def failure_code(error: RequestError) -> str:
+    """The `code` of a response that failed: one of the few that OpenAI has."""
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if error.status >= 499 else "invalid_prompt"
+
+
 def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
     """The error in Anthropic's form, with the id that the answer's `request-id` header has."""
     message = _overflow(

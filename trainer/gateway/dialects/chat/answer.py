@@ -11,7 +11,8 @@ import orjson
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Reply, ServedPolicy, TokenCounts
 from agl.trainer.gateway.dialects.chat.body import ChatCompletionsRequest
-from agl.trainer.gateway.dialects.common import logprob_entries
+from agl.trainer.gateway.dialects.common import service_tier
+from agl.trainer.gateway.dialects.content_tokens import content_logprobs
 from agl.trainer.rendering.rendering import Rendering
 
 
@@ -35,6 +36,7 @@ def answer(
         "object": "chat.completion",
         "created": int(time.time()),
         "model": served.name,
+        "service_tier": service_tier(request.body),
         "choices": choices,
         "usage": usage(replies),
     }
@@ -54,7 +56,7 @@ def usage(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def logprobs(request: ChatCompletionsRequest, reply: Reply, rendering: Rendering) -> dict[str, Any] | None:
-    """A choice's log-probs, if the request has `logprobs`."""
+    """A choice's log-probs, if the request has `logprobs`. With the ids of all tokens they are those of all tokens."""
     if not request.body.logprobs:
         return None
-    return {"content": logprob_entries(reply.completion, rendering), "refusal": None}
+    return {"content": content_logprobs(reply, rendering, every=bool(request.body.return_token_ids)), "refusal": None}

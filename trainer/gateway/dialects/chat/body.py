@@ -189,6 +189,7 @@ _MESSAGE = {
     "tool_call_id": str | None,
     "reasoning_content": str | None,
     "content": str | list | None,
+    "refusal": str | None,
     "tool_calls": list | None,
 }
 

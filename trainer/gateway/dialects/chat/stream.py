@@ -11,7 +11,7 @@ from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.chat.answer import usage
 from agl.trainer.gateway.dialects.chat.body import ChatCompletionsRequest
-from agl.trainer.gateway.dialects.common import sse
+from agl.trainer.gateway.dialects.common import service_tier, sse
 from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
 from agl.trainer.gateway.dialects.error_forms import openai_error
 from agl.trainer.gateway.errors import RequestError
@@ -22,12 +22,13 @@ class ChatStream:
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ChatCompletionsRequest) -> None:
         self._request = request
-        self._deltas = MessageDeltas(request.chat, served.rendering)
+        self._deltas = MessageDeltas(request.chat, served.rendering, every_token=bool(request.body.return_token_ids))
         self._base = {
             "id": pending.response_id,
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": served.name,
+            "service_tier": service_tier(request.body),
         }
 
     def push(self, choice: Choice) -> Iterator[bytes]:
@@ -55,7 +56,8 @@ class ChatStream:
         """The log-probs that come with a delta, if the request has `logprobs`."""
         if not self._request.body.logprobs or not (delta.get("content") or rest):
             return None
-        return {"content": self._deltas.logprobs(index, sampled, rest=rest), "refusal": None}
+        entries = self._deltas.logprobs(index, sampled, rest=rest)
+        return {"content": entries, "refusal": None} if entries or not rest else None
 
     def _chunk(
         self, index: int, delta: Mapping[str, Any], finish: str | None = None, logprobs: Any = None, **extra: Any

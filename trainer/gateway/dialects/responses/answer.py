@@ -10,8 +10,11 @@ import orjson
 
 from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Reply, ServedPolicy, TokenCounts
-from agl.trainer.gateway.dialects.common import logprob_entries
+from agl.trainer.gateway.dialects.common import service_tier
+from agl.trainer.gateway.dialects.content_tokens import content_logprobs
 from agl.trainer.gateway.dialects.responses.body import ResponsesBody, ResponsesRequest
+from agl.trainer.gateway.dialects.responses.items import item_id, listed_items, sealed
+from agl.trainer.gateway.stored_responses import Message
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -35,8 +38,8 @@ def finished_response(
         created: epoch seconds.
     """
     response_id = pending.response_id
-    logprobs = logprob_entries(reply.completion, served.rendering) if request.logprobs else []
-    items = _output(response_id, reply, logprobs)
+    logprobs = content_logprobs(reply, served.rendering) if request.logprobs else []
+    items = _output(response_id, reply, logprobs, sealing=request.seals)
     cut_short = reply.finish_reason == "length"
     response = response_object(
         response_id,
@@ -49,10 +52,22 @@ def finished_response(
         usage=_usage(reply),
         completed_at=None if cut_short else time.time(),
     )
-    if request.body.store is not False:
-        messages = [*request.new, reply.message]
-        pending.access.responses.add(response, request.previous, messages, input_items(response_id, request.body.input))
+    store(pending, request, response, [*request.new, reply.message])
     return response
+
+
+def store(
+    pending: PendingRequest, request: ResponsesRequest, response: Mapping[str, Any], messages: Sequence[Message]
+) -> None:
+    """Keep a response, unless its request says not to.
+
+    Args:
+        pending, request: what is answered. response: the object.
+        messages: those that it added to the conversation.
+    """
+    if request.body.store is not False:
+        items = listed_items(pending.response_id, request.items)
+        pending.access.responses.add(response, request.previous, messages, items)
 
 
 def response_object(
@@ -90,10 +105,11 @@ def response_object(
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_options": _cache_options(body.prompt_cache_options),
+        "prompt_cache_retention": body.prompt_cache_retention and body.prompt_cache_retention.replace("-", "_"),
         "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
         "safety_identifier": body.safety_identifier,
-        # The one that a request without it, or with "auto", is said to be served by.
-        "service_tier": "default" if body.service_tier in (None, "auto") else body.service_tier,
+        "service_tier": service_tier(body),
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": _text(body.text or {}),
@@ -104,6 +120,11 @@ def response_object(
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+
+
+def _cache_options(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The options as OpenAI fills them in."""
+    return None if asked is None else {"mode": "implicit", "ttl": "30m", **asked}
 
 
 def _text(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,17 +148,18 @@ def _usage(reply: Reply) -> dict[str, Any]:
 # -- output items ------------------------------------------------------------------------------------------------------
 
 
-def reasoning_item(response_id: str, text: str) -> dict[str, Any]:
-    """The item of an answer's whole reasoning."""
+def reasoning_item(response_id: str, text: str, *, sealing: bool) -> dict[str, Any]:
+    """The item of an answer's whole reasoning. `sealing`: whether it has `encrypted_content`."""
     content = [{"type": "reasoning_text", "text": text}]
-    return {"id": _item_id("rs", response_id), "type": "reasoning", "summary": [], "content": content}
+    item = {"id": item_id("rs", response_id), "type": "reasoning", "summary": [], "content": content}
+    return item | {"encrypted_content": sealed(text)} if sealing else item
 
 
 def message_item(response_id: str, text: str | None, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     """The item of an answer's text; None for a message that has not begun."""
     content = [] if text is None else [text_part(text, logprobs)]
-    item_id = _item_id("msg", response_id)
-    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+    own_id = item_id("msg", response_id)
+    return {"id": own_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
@@ -145,20 +167,20 @@ def text_part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _output(response_id: str, reply: Reply, logprobs: Sequence[Any]) -> list[dict[str, Any]]:
+def _output(response_id: str, reply: Reply, logprobs: Sequence[Any], *, sealing: bool) -> list[dict[str, Any]]:
     """The output items of an answer: reasoning, text, calls."""
     message = reply.message
     calls = message.get("tool_calls") or ()
     items = []
     if reasoning := message.get("reasoning_content"):
-        items.append(reasoning_item(response_id, reasoning))
+        items.append(reasoning_item(response_id, reasoning, sealing=sealing))
     # An answer without items would be nothing that a client can send back: it gets an empty text.
     if message.get("content") or not calls:
         items.append(message_item(response_id, message.get("content") or "", "completed", logprobs))
     for k, call in enumerate(calls):
         items.append(
             {
-                "id": f"{_item_id('fc', response_id)}_{k}",
+                "id": item_id("fc", response_id, k),
                 "type": "function_call",
                 "call_id": call["id"],
                 "name": call["function"]["name"],
@@ -170,21 +192,3 @@ def _output(response_id: str, reply: Reply, logprobs: Sequence[Any]) -> list[dic
         texts = [item for item in items if item["type"] == "message" and reply.unfinished]
         (texts or items)[-1]["status"] = "incomplete"
     return items
-
-
-def input_items(response_id: str, asked: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A request's input as `GET /responses/ID/input_items` lists it: items with ids, texts as parts."""
-    listed: list[Mapping[str, Any]] = [{"role": "user", "content": asked}] if isinstance(asked, str) else [*asked]
-    items = []
-    for k, item in enumerate(listed):
-        content = item.get("content")
-        if isinstance(content, str):
-            kind = "output_text" if item.get("role") == "assistant" else "input_text"
-            content = [{"type": kind, "text": content, **({"annotations": []} if kind == "output_text" else {})}]
-        message = {"content": content, "status": "completed"} if "role" in item else {}
-        items.append({"type": "message", "id": f"{_item_id('in', response_id)}_{k}", **item, **message})
-    return items
-
-
-def _item_id(prefix: str, response_id: str) -> str:
-    return f"{prefix}_{response_id.removeprefix('resp_')}"

@@ -35,11 +35,12 @@ from agl.trainer.gateway.dialects.common import (
     tool_choice_object,
     validated,
 )
-from agl.trainer.gateway.dialects.responses.items import messages_of
+from agl.trainer.gateway.dialects.responses.items import checked_items, messages_of
 from agl.trainer.gateway.errors import RequestError
-from agl.trainer.gateway.stored_responses import Message, StoredResponse
+from agl.trainer.gateway.stored_responses import Item, Message, StoredResponse
 
 LOGPROBS = "message.output_text.logprobs"
+SEALED_REASONING = "reasoning.encrypted_content"
 
 
 @closed
@@ -151,6 +152,13 @@ class ResponsesBody(OpenAIBody):
     image: ImageOptions | None = None
 
 
+class CountedBody(ResponsesBody):
+    """The fields of a request whose tokens are counted."""
+
+    # No effect.
+    personality: str | None = None
+
+
 UNSUPPORTED = {
     **dict.fromkeys(("frequency_penalty", "presence_penalty"), OTHER_DISTRIBUTION),
     "background": Unsupported("is not supported: answers are given at once"),
@@ -182,39 +190,39 @@ class ResponsesRequest(DialectRequest[ResponsesBody]):
     """A request of the dialect.
 
     Attributes:
-        new: the messages of its input. previous: the response that it continues.
-        logprobs: whether the answer has log-probs.
+        items: of its input. new: their messages. previous: the response that it continues.
+        logprobs: whether the answer has log-probs. seals: whether its reasoning has `encrypted_content`.
     """
 
+    items: list[Item]
     new: list[Message]
     previous: StoredResponse | None
     logprobs: bool
+    seals: bool
 
 
-def read(data: Any, access: Access) -> ResponsesRequest:
+def read(data: Any, access: Access, *, counting: bool = False) -> ResponsesRequest:
     """A request from its body's JSON.
 
     Args:
         data: the body's JSON.
         access: of the attempt; its stored responses can be continued.
+        counting: whether its tokens are only counted, so that there may be no input.
 
     Raises:
         RequestError: 400, naming the field at fault.
     """
-    body = validated(ResponsesBody, data, UNSUPPORTED)
-    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
-    if items is None:
-        raise RequestError(400, "input is missing", code="missing_required_parameter", param="input")
-    expect(items, list, "input", "is neither text nor a list of items")
-    if not items:
-        raise RequestError(400, "input is empty", code="invalid_value", param="input")
+    body = validated(CountedBody if counting else ResponsesBody, data, UNSUPPORTED)
     previous = None if body.previous_response_id is None else access.responses.get(body.previous_response_id)
-    new = messages_of(items, access.responses.items)
+    items = [] if counting and previous is not None and body.input is None else _items(body)
+    found = checked_items(items, access.responses.items)
+    new = messages_of(found)
     # Instructions belong to this request alone: OpenAI does not carry them over to the next response.
     system = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     history = [*system, *(previous.conversation() if previous else ()), *new]
     tools, force = _tools(body)
-    logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
+    included = body.include or ()
+    logprobs = bool(body.top_logprobs) or LOGPROBS in included
     sampling = Sampling(
         max_tokens=body.max_output_tokens or 0,
         temperature=1.0 if body.temperature is None else body.temperature,
@@ -232,7 +240,20 @@ def read(data: Any, access: Access) -> ResponsesRequest:
         one_call=body.parallel_tool_calls is False,
         schema_field="text.format",
     )
-    return ResponsesRequest(body, chat, bool(body.stream), new, previous, logprobs)
+    seals = SEALED_REASONING in included
+    return ResponsesRequest(body, chat, bool(body.stream), found, new, previous, logprobs, seals)
+
+
+def _items(body: ResponsesBody) -> list[Any]:
+    """The items of the input, in which a text is the user's."""
+    if isinstance(body.input, str):
+        return [{"role": "user", "content": body.input}]
+    if body.input is None:
+        raise RequestError(400, "input is missing", code="missing_required_parameter", param="input")
+    expect(body.input, list, "input", "is neither text nor a list of items")
+    if not body.input:
+        raise RequestError(400, "input is empty", code="invalid_value", param="input")
+    return body.input
 
 
 def _tools(body: ResponsesBody) -> ToolChoice:

@@ -5,6 +5,8 @@ Invariant: an answer that a client sends back as the items it got becomes the as
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,14 +28,22 @@ NO_COMPACTION = (
 )
 _ITEMS: Mapping[str, Fields] = {
     "message": {"role": object, "content": object},
-    "reasoning": {"content": str | list | None, "summary": str | list | None},
+    "reasoning": {
+        "content": str | list | None,
+        "summary": str | list | None,
+        "encrypted_content": str | None,
+    },
     "function_call": {"name": str, "arguments": str, "call_id": str},
     "function_call_output": {"call_id": str, "output": object},
 }
 
 
-def messages_of(items: Sequence[Any], stored_items: Mapping[str, Item]) -> list[Message]:
-    """Chat messages for input items. Neighbouring items of one answer become one assistant message.
+_SEALED = "agl:"
+"""Begins the `encrypted_content` of the policies' own reasoning."""
+
+
+def checked_items(items: Sequence[Any], stored_items: Mapping[str, Item]) -> list[Item]:
+    """The items of a request with the fields that are read, references replaced by what they refer to.
 
     Args:
         items: of the request's input.
@@ -42,8 +52,74 @@ def messages_of(items: Sequence[Any], stored_items: Mapping[str, Item]) -> list[
     Raises:
         RequestError: 400, naming the item at fault.
     """
-    history = messages.read.messages([_checked(item, where) for where, item in _resolved(items, stored_items)])
-    return list(messages.write.to_openai(history))
+    return [_checked(item, where) for where, item in _resolved(items, stored_items)]
+
+
+def messages_of(items: Sequence[Item]) -> list[Message]:
+    """Chat messages for `checked_items`. Neighbouring items of one answer become one assistant message."""
+    return list(messages.write.to_openai(messages.read.messages(items)))
+
+
+def listed_items(response_id: str, items: Sequence[Item]) -> list[dict[str, Any]]:
+    """`checked_items` as `GET /responses/ID/input_items` lists them: each with an id, texts as parts."""
+    return [_listed(item, item_id("in", response_id, k)) for k, item in enumerate(items)]
+
+
+def item_id(prefix: str, response_id: str, number: int | None = None) -> str:
+    """The id of an item of a response."""
+    own = f"{prefix}_{response_id.removeprefix('resp_')}"
+    return own if number is None else f"{own}_{number}"
+
+
+def sealed(reasoning: str) -> str:
+    """Reasoning as the `encrypted_content` that a client sends back instead of the text. Nothing is hidden by it: the
+    item has the text as well."""
+    return _SEALED + base64.b64encode(reasoning.encode()).decode()
+
+
+def _opened(content: str | None) -> str | None:
+    """The reasoning in an `encrypted_content`; None if it is not a policy's."""
+    if content is None or not content.startswith(_SEALED):
+        return None
+    try:
+        return base64.b64decode(content.removeprefix(_SEALED), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+def _listed(item: Item, own_id: str) -> dict[str, Any]:
+    kind = item["type"]
+    listed = {"id": item["id"] or own_id, "type": kind}
+    match kind:
+        case "message":
+            parts = _listed_parts(item["content"], "output" if item["role"] == "assistant" else "input")
+            return listed | {"role": item["role"], "content": parts, "status": "completed"}
+        case "reasoning":
+            texts = {"summary": "summary_text", "content": "reasoning_text"}
+            return listed | {name: _thoughts(item[name], part) for name, part in texts.items()}
+        case "function_call_output":
+            output = item["output"]
+            shown = output if isinstance(output, str) else _listed_parts(output, "input")
+            return listed | {"call_id": item["call_id"], "output": shown, "status": "completed"}
+    return listed | {name: item[name] for name in ("call_id", "name", "arguments")} | {"status": "completed"}
+
+
+def _listed_parts(content: str | Sequence[Item], side: str) -> list[dict[str, Any]]:
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    listed = []
+    for part in parts:
+        if part["type"] == "refusal" and side == "output":
+            listed.append({"type": "refusal", "refusal": part["refusal"]})
+        elif side == "output":
+            listed.append({"type": "output_text", "text": part["text"], "annotations": []})
+        else:
+            listed.append({"type": "input_text", "text": part.get("text", part.get("refusal"))})
+    return listed
+
+
+def _thoughts(texts: str | Sequence[Any] | None, kind: str) -> list[dict[str, Any]]:
+    parts = [{"text": texts}] if isinstance(texts, str) else texts or ()
+    return [{"type": kind, "text": str(part.get("text", ""))} for part in parts if isinstance(part, dict)]
 
 
 def _checked(item: Item, where: str) -> Item:
@@ -51,7 +127,11 @@ def _checked(item: Item, where: str) -> Item:
     if item.get("type") in ("compaction", "compaction_trigger"):
         raise RequestError(400, f"{where} is a {item['type']}. {NO_COMPACTION}", code="unsupported_value", param=where)
     only = "messages, reasoning and function calls"
+    own_id = item.get("id")
     item = typed({**item, "type": item.get("type") or "message"}, _ITEMS, where, only)
+    item["id"] = own_id if isinstance(own_id, str) else None
+    if item["type"] == "reasoning" and not item["content"]:
+        item["content"] = _opened(item["encrypted_content"])
     role = item.get("role")
     if item["type"] == "message" and not (isinstance(role, str) and role in _ROLES):
         raise RequestError(400, f"{where}.role is {role!r}", code="invalid_value", param=f"{where}.role")

@@ -11,12 +11,14 @@ from agl.trainer.gateway.access import PendingRequest
 from agl.trainer.gateway.calls import Choice, Reply, ServedPolicy
 from agl.trainer.gateway.dialects.common import sse
 from agl.trainer.gateway.dialects.deltas import Delta, MessageDeltas
+from agl.trainer.gateway.dialects.error_forms import failure_code
 from agl.trainer.gateway.dialects.responses.answer import (
     Status,
     finished_response,
     message_item,
     reasoning_item,
     response_object,
+    store,
     text_part,
 )
 from agl.trainer.gateway.dialects.responses.body import ResponsesRequest
@@ -27,7 +29,7 @@ class ResponsesStream:
     """The events of one response.
 
     Invariant: the deltas of an item, with their log-probs, add up to the item in `response.output_item.done`, and those
-    items, in order, are the output of the response that ends the stream.
+    items, in order, are the output of the response that ends the stream; of one that fails, what was sent of them.
     """
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest) -> None:
@@ -37,8 +39,9 @@ class ResponsesStream:
         self._deltas = MessageDeltas(request.chat, served.rendering)
         self._sequence_number = -1
         self._message_begun = False
+        # What was sent of each.
         self._reasoning = ""
-        """What was sent of it."""
+        self._text = ""
         self._reasoning_ended = False
 
     def push(self, choice: Choice) -> Iterator[bytes]:
@@ -72,8 +75,18 @@ class ResponsesStream:
     def fail(self, error: RequestError) -> Iterator[bytes]:
         """The error of an answer that broke off."""
         yield from self._begin()
-        details = {"code": error.code or "server_error", "message": error.message}
-        yield self._event("response.failed", response=self._response("failed", error=details))
+        details = {"code": failure_code(error), "message": error.message}
+        response = self._response("failed", error=details, output=self._sent_items())
+        # A client may get it, but not continue it.
+        store(self._pending, self._request, response, self._request.new)
+        yield self._event("response.failed", response=response)
+
+    def _sent_items(self) -> list[dict[str, Any]]:
+        """What was sent of the output, as items."""
+        items = [self._reasoning_item(self._reasoning)] if self._reasoning else []
+        if self._message_begun:
+            items.append(message_item(self._id, self._text, "incomplete"))
+        return items
 
     def _begin(self) -> Iterator[bytes]:
         if self._sequence_number < 0:
@@ -87,11 +100,12 @@ class ResponsesStream:
         if text := delta.get("content"):
             yield from self._begin_message()
             logprobs = self._deltas.logprobs(0, sampled) if self._request.logprobs else []
+            self._text += text
             yield self._in_message("response.output_text.delta", delta=text, logprobs=logprobs)
 
     def _write_reasoning(self, text: str) -> Iterator[bytes]:
         if not self._reasoning:
-            item = reasoning_item(self._id, "")
+            item = self._reasoning_item("")
             yield self._event("response.output_item.added", output_index=0, item={**item, "content": []})
             yield self._in_reasoning("response.content_part.added", part=item["content"][0])
         self._reasoning += text
@@ -100,13 +114,16 @@ class ResponsesStream:
     def _end_reasoning(self) -> Iterator[bytes]:
         if self._reasoning and not self._reasoning_ended:
             self._reasoning_ended = True
-            item = reasoning_item(self._id, self._reasoning)
+            item = self._reasoning_item(self._reasoning)
             yield self._in_reasoning("response.reasoning_text.done", text=self._reasoning)
             yield self._in_reasoning("response.content_part.done", part=item["content"][0])
             yield self._event("response.output_item.done", output_index=0, item=item)
 
+    def _reasoning_item(self, text: str) -> dict[str, Any]:
+        return reasoning_item(self._id, text, sealing=self._request.seals)
+
     def _in_reasoning(self, event: str, **fields: Any) -> bytes:
-        item_id = reasoning_item(self._id, "")["id"]
+        item_id = self._reasoning_item("")["id"]
         return self._event(event, item_id=item_id, output_index=0, content_index=0, **fields)
 
     def _begin_message(self) -> Iterator[bytes]:

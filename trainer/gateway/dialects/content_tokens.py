@@ -1,0 +1,93 @@
+"""Which of an answer's tokens its content is made of: the log-probs of an answer are those of its content.
+
+Invariant: tokens that are taken with beginnings of a content are those that are taken with the whole of it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agl.trainer.gateway.calls import Reply
+from agl.trainer.gateway.dialects.common import logprob_entries
+from agl.trainer.rendering.reasoning import END_THINK, THINK
+from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.rendering.token_text import CONTEXT
+
+_PARTIAL = "\ufffd"
+"""What a token decodes to that is the first part of a character."""
+
+
+class ContentTokens:
+    """The tokens of one answer, taken in order as its content grows.
+
+    Args:
+        rendering: of the policy.
+        every: take the tokens around the content as well: its reasoning, its tool calls, the token that ends it.
+    """
+
+    def __init__(self, rendering: Rendering, *, every: bool = False) -> None:
+        self._rendering, self._every = rendering, every
+        self._next = 0
+        """The first token that was not passed."""
+        self._length = 0
+        """How many characters of the content the passed tokens make up."""
+        self._last: int | None = None
+        """The last token that is a part of the content."""
+
+    def take(self, ids: Sequence[int], content: str, reasoning: int, *, whole: bool) -> list[int]:
+        """The places of the tokens that were not taken before.
+
+        Args:
+            ids: sampled so far. content: the text that they make up so far.
+            reasoning: how many of them are reasoning.
+            whole: whether that is all of the answer; until then, a token waits until all of its text is in the content.
+        """
+        taken = []
+        end = len(ids) - bool(len(ids) and ids[-1] in self._rendering.stop_token_ids)
+        while self._next < end:
+            found = self._next >= reasoning and self._characters(ids, content[self._length :], whole=whole)
+            if found is None:
+                return taken
+            if found is not False:
+                self._length += found
+                self._last = self._next
+            if found is not False or self._every:
+                taken.append(self._next)
+            self._next += 1
+        if whole and self._every:
+            taken.extend(range(self._next, len(ids)))
+        return taken
+
+    def _characters(self, ids: Sequence[int], left: str, *, whole: bool) -> int | bool | None:
+        """How many characters the next token adds to a content of which `left` is left. False if it is no part of it;
+        None if that is not known yet."""
+        first, place = max(0, self._next - CONTEXT), self._next
+        # By its length, as the end of the text before can change: a part of a character is shown in its place.
+        before = self._rendering.decode(ids[first:place])
+        text = self._rendering.decode(ids[first : place + 1])[len(before) :]
+        if not self._length and not left.startswith(text):
+            # The space before a content is not a part of it.
+            text = text.lstrip()
+            if not text:
+                return False if left or whole else None
+        if not text:
+            # It adds the rest of a character.
+            return 0 if self._last == place - 1 else False
+        known = text.rstrip(_PARTIAL)
+        if len(text) <= len(left):
+            return len(text) if left.startswith(known) else False
+        if not known.startswith(left):
+            return False
+        if not whole:
+            return None
+        # The marks of an empty reasoning are no beginning of a text.
+        return len(left) if left and text not in (THINK, END_THINK) else False
+
+
+def content_logprobs(reply: Reply, rendering: Rendering, *, every: bool = False) -> list[dict[str, Any]]:
+    """The log-probs of a whole answer's content, as OpenAI has them; with `every`, of all of its tokens."""
+    ids = reply.completion.token_ids.tolist()
+    content = reply.message.get("content") or ""
+    places = ContentTokens(rendering, every=every).take(ids, content, reply.reasoning_tokens, whole=True)
+    return logprob_entries(reply.completion, rendering, places)
