@@ -1299,7 +1299,7 @@ MUTATIONS = (
         "trainer/gateway/dialects/deltas.py",
         "self._reasoning_held_back = max(stop, len(END_THINK))",
         "self._reasoning_held_back = stop",
-        unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[template:qwen3]"),
+        unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[spelled:qwen3]"),
     ),
     Mutation(
         "a stop text stays visible in the reasoning",

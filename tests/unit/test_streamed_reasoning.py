@@ -3,6 +3,7 @@ and log-probs are those of the text."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rendering import TOOLS, rendering
-from tiny_tokenizers import package_tokenizer
+from tiny_tokenizers import package_tokenizer, template_tokenizer
 
 from agl.mdp.types import int_array
 from agl.trainer.engines.base import Completion, Sampling
@@ -30,6 +31,8 @@ PACKAGES = [
     f"package:{name}" for name in ("qwen3", "qwen3.5", "glm-4.5", "glm-5", "deepseek-v4", "nemotron-3", "gemma4")
 ]
 """Renderers of the `renderers` package: one of each parser that reads reasoning in its own way."""
+SPELLED = "spelled:qwen3"
+"""A template with reasoning, and a tokenizer that has no token for its marks."""
 TEMPLATES = ["chatml", "qwen3", "qwen35", "llama31"]
 USER: dict[str, Any] = {"role": "user", "content": "hi"}
 
@@ -37,6 +40,10 @@ USER: dict[str, Any] = {"role": "user", "content": "hi"}
 @functools.cache
 def model_of(name: str) -> Rendering:
     kind, _, name = name.partition(":")
+    if kind == "spelled":
+        tokenizer = copy.deepcopy(template_tokenizer("chatml"))
+        tokenizer.chat_template = template_tokenizer(name).chat_template
+        return Rendering(tokenizer)
     return rendering(name) if kind == "template" else Rendering(package_tokenizer(), renderer=name)
 
 
@@ -75,7 +82,7 @@ def joined(deltas: list[Any], name: str) -> str:
     return "".join(delta.get(name) or "" for delta in deltas)
 
 
-@pytest.mark.parametrize("name", [*(f"template:{name}" for name in TEMPLATES), *PACKAGES])
+@pytest.mark.parametrize("name", [*(f"template:{name}" for name in TEMPLATES), SPELLED, *PACKAGES])
 @given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_what_is_sent_is_never_withdrawn(name: str, text: str, tools: bool, stops: bool, begun: bool) -> None:
