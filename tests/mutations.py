@@ -1376,14 +1376,14 @@ MUTATIONS = (
         "trainer/gateway/dialects/deltas.py",
         " or self._rendering.is_thinking(choice.ids, prompt_ids=choice.prompt):",
         ":",
-        unit("streamed_reasoning", "test_what_is_sent_of_reasoning_is_never_withdrawn[package:qwen3]"),
+        unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[package:qwen3]"),
     ),
     Mutation(
         "the beginning of a mark is sent as reasoning",
         "trainer/gateway/dialects/deltas.py",
         "self._reasoning_held_back = max(stop, len(END_THINK))",
         "self._reasoning_held_back = stop",
-        unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[template:qwen3]"),
+        unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[spelled:qwen3]"),
     ),
     Mutation(
         "a stop text stays visible in the reasoning",
@@ -2420,13 +2420,6 @@ MUTATIONS = (
         "            if found is not False or self._every:\n",
         "            if found is not False:\n",
         unit("answer_facts", "test_log_probs_next_to_the_ids_of_all_tokens_are_those_of_all_tokens"),
-    ),
-    Mutation(
-        "a text that may still become reasoning is sent",
-        "trainer/gateway/dialects/deltas.py",
-        "if not self._rendering.reasoning_grows and self._thinks(choice):",
-        "if False:",
-        unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[package:qwen3.5]"),
     ),
     Mutation(
         "what looks like a call is moved to the end of a text",

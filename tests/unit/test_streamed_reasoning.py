@@ -3,6 +3,7 @@ and log-probs are those of the text."""
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_rendering import TOOLS, rendering
-from tiny_tokenizers import package_tokenizer
+from tiny_tokenizers import package_tokenizer, template_tokenizer
 
 from agl.mdp.types import int_array
 from agl.trainer.engines.base import Completion, Sampling
@@ -27,6 +28,8 @@ PIECES = [
 ]  # fmt: skip
 TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=10).map("".join)
 THOUGHT = st.tuples(TEXTS, TEXTS).map("<think>\n{0[0]}</think>\n\n{0[1]}".format)
+SPELLED = "spelled:qwen3"
+"""A template with reasoning, and a tokenizer that has no token for its marks."""
 TEMPLATES = ["chatml", "qwen3", "qwen35", "llama31"]
 RENDERERS = [name for name in known_renderers() if name not in ("default", "gpt-oss")]
 """gpt-oss downloads its encoding."""
@@ -36,6 +39,10 @@ USER: dict[str, Any] = {"role": "user", "content": "hi"}
 @functools.cache
 def model_of(name: str) -> Rendering:
     kind, _, name = name.partition(":")
+    if kind == "spelled":
+        tokenizer = copy.deepcopy(template_tokenizer("chatml"))
+        tokenizer.chat_template = template_tokenizer(name).chat_template
+        return Rendering(tokenizer)
     return rendering(name) if kind == "template" else Rendering(package_tokenizer(), renderer=name)
 
 
@@ -75,7 +82,7 @@ def joined(deltas: list[Any], name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"template:{name}" for name in TEMPLATES), *(f"package:{name}" for name in RENDERERS)]
+    "name", [*(f"template:{name}" for name in TEMPLATES), SPELLED, *(f"package:{name}" for name in RENDERERS)]
 )
 @given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
 @settings(max_examples=25, deadline=None)

@@ -55,7 +55,9 @@ class Rendering:
             `tokenizer.name_or_path`.
 
     Attributes:
-        renderer: the name of the one in use. stop_token_ids: the tokens that end an answer.
+        renderer: the name of the one in use.
+        always_reads_calls: whether `parse` takes note of calls where a request has no tools, too.
+        stop_token_ids: the tokens that end an answer.
         tools_refusal: why requests with tools are refused; None if they are not. vocabulary_size: how many tokens there
             are.
 
@@ -82,6 +84,7 @@ class Rendering:
             from agl.trainer.rendering.package_renderer import PackageRenderer
 
             self._model = PackageRenderer(tokenizer, self.renderer)
+        self.always_reads_calls = isinstance(self._model, PackageRenderer)
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
         self._calls: dict[str, ForcedCall | ConfigError] = {}

@@ -13,9 +13,8 @@ from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
 from agl.trainer.gateway.dialects.common import logprob_entries
 from agl.trainer.gateway.dialects.content_tokens import ContentTokens
-from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
+from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.rendering.token_text import CONTEXT
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
 TOOL_MARKER_LENGTH = 24
@@ -38,7 +37,7 @@ class MessageDeltas:
         # How many characters at the end of the reasoning and of the text may become part of something else.
         self._reasoning_held_back = max(stop, len(END_THINK))
         # Parsers of the `renderers` package know tool calls also where a request has no tools.
-        self._knows_calls = bool(request.tools) or not rendering.reasoning_grows
+        self._knows_calls = bool(request.tools) or rendering.always_reads_calls
         self._held_back = max(stop, TOOL_MARKER_LENGTH) if self._knows_calls else stop
         # Per choice: the text and the reasoning sent, whether the role was sent, and how many tokens were parsed.
         self._sent = [""] * request.n
@@ -73,8 +72,6 @@ class MessageDeltas:
             # White space at the end is dropped when text follows.
             yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
             return
-        if not self._rendering.reasoning_grows and self._thinks(choice):
-            return
         text = _certain(cut.content, self._held_back)
         if self._knows_calls:
             # White space around the text is dropped when tool calls follow.
@@ -85,12 +82,6 @@ class MessageDeltas:
         if text:
             self._last_parsed[k] = parsed
             yield from self._text(k, text, cut.reasoning)
-
-    def _thinks(self, choice: Choice) -> bool:
-        """Whether a choice is within its reasoning, so that what is read as text now can become reasoning."""
-        text = self._rendering.decode(choice.ids)
-        begun = reasoning_state(self._rendering.decode(choice.prompt[-CONTEXT:])) == "open"
-        return text.rfind(THINK) > text.rfind(END_THINK) or (begun and END_THINK not in text)
 
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""
