@@ -84,7 +84,7 @@ class Rendering:
             from agl.trainer.rendering.package_renderer import PackageRenderer
 
             self._model = PackageRenderer(tokenizer, self.renderer)
-        self.always_reads_calls = isinstance(self._model, PackageRenderer)
+        self.always_reads_calls = self.renderer != "default"
         self.stop_token_ids: tuple[int, ...] = self._model.stop_token_ids
         self.tools_refusal: ConfigError | None = getattr(self._model, "tools_refusal", None)
         self._calls: dict[str, ForcedCall | ConfigError] = {}
