@@ -69,6 +69,10 @@ class OpenAIBody(BaseModel):
     safety_identifier: Any = None
 
 
+_MOST_ERRORS = 100
+"""Of a body that does not fit, of which the first is named: pydantic writes each of them out."""
+
+
 def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] = MappingProxyType({})) -> Body:
     """`data` as a `model`.
 
@@ -83,6 +87,8 @@ def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] =
     try:
         return model.model_validate(known_fields(data, model.model_fields, refused))
     except ValidationError as error:
+        if error.error_count() > _MOST_ERRORS:
+            raise RequestError(400, f"{error.error_count()} values do not fit", code="invalid_value") from None
         first = error.errors()[0]
         field = ".".join(str(p) for p in first["loc"])
         raise RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field) from None
