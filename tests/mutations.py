@@ -2942,6 +2942,20 @@ MUTATIONS = (
         bodies("a_long_body_is_parsed_in_pieces"),
     ),
     Mutation(
+        "every wrong value of a list is written out",
+        "trainer/wire/methods.py",
+        "            return Annotated[tuple[self.of(arguments[0], name), ...], Field(fail_fast=True)]",
+        "            return Annotated[tuple[self.of(arguments[0], name), ...], Field()]",
+        bodies("of_many_wrong_values_few_are_written_out"),
+    ),
+    Mutation(
+        "every field that there is not is written out",
+        "trainer/wire/methods.py",
+        "    if isinstance(value, Mapping) and len(value) > len(known) + _MOST_ERRORS:",
+        "    if False:",
+        bodies("of_many_wrong_values_few_are_written_out"),
+    ),
+    Mutation(
         "a file beside the tests' own reward is paid",
         "guests/environments/agl_environments/harbor_tasks.py",
         "    return min(scores, default=None), said(report)",

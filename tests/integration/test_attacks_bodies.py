@@ -27,6 +27,7 @@ import orjson
 import pytest
 from applications import SHOP
 from applications import served as served_applications
+from pydantic import ValidationError
 from scripted import ScriptedEngine, in_loop, quick_tokenizer, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -34,13 +35,14 @@ from starlette.routing import Mount, Route
 from store_server import KEYS, OPERATOR, RUNNER
 
 import agl.compat as al
-from agl.errors import RolloutError
+from agl.errors import AglError, RolloutError
 from agl.tracing import otlp
 from agl.tracing.inferred import SpanInference
 from agl.trainer.algorithms.options import Settings
 from agl.trainer.dashboard.app import dashboard_app
 from agl.trainer.dashboard.sources import Source
 from agl.trainer.gateway import completions
+from agl.trainer.gateway.completions import CompletionsBody, DetokenizeBody, TokenizeBody
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
 from agl.trainer.http import limits as limits_module
@@ -55,7 +57,9 @@ from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.runners import recording_proxy
 from agl.trainer.runners.recording_proxy import RecordingProxy
 from agl.trainer.runners.remote.coordinator import coordinator_routes, key_check
+from agl.trainer.runners.remote.serialization import METHODS as RUNNER_METHODS
 from agl.trainer.store import open_store
+from agl.trainer.store.http.protocol import METHODS as STORE_METHODS
 from agl.trainer.store.http.server import StoreServer
 from agl.trainer.store.types import NewRollout
 from agl.trainer.wire import methods
@@ -493,6 +497,45 @@ def test_a_long_body_is_parsed_in_pieces(half: bytes, monkeypatch: pytest.Monkey
     assert len(methods.loads(body, 100)) >= 120_000
     assert sum(sizes) >= 120_000
     assert max(sizes) <= 4_000
+
+
+WRONG = [{f"k{number}": number} for number in range(2_000)]
+WIDE = {f"k{number}": number for number in range(2_000)}
+
+
+COUNTED = {"values", "resources", "lease", "request"}
+"""Arguments whose objects are taken with any names before they are looked at: their errors are counted, not written."""
+
+
+def errors_of(validate: Callable[[Any], Any], value: Any) -> int:
+    """How many errors pydantic collects."""
+    try:
+        validate(value)
+    except ValidationError as error:
+        return error.error_count()
+    except ValueError:
+        return 1
+    return 0
+
+
+@pytest.mark.parametrize("served", [STORE_METHODS, RUNNER_METHODS], ids=["store", "coordinator"])
+def test_of_many_wrong_values_few_are_written_out(served: dict[str, Any]) -> None:
+    """120,000 objects that are no spans were a million errors: a store stood for eight seconds, and took 1 GB."""
+    for method in served.values():
+        for argument in method.arguments.model_fields:
+            for wrong in (WRONG, [WIDE], WIDE):
+                count = errors_of(method.arguments.model_validate, {argument: wrong})
+                assert count <= 150 or (argument in COUNTED and wrong is WIDE), (method.name, argument)
+        with pytest.raises(AglError, match="2000 fields") as refused:
+            method.read(WIDE)
+        assert len(refused.value.message) < 200
+
+
+@pytest.mark.parametrize("body", [CompletionsBody, DetokenizeBody, TokenizeBody])
+def test_of_many_wrong_values_of_a_text_few_are_written_out(body: Any) -> None:
+    for name in body.model_fields:
+        for wrong in (WRONG, [WRONG], WIDE):
+            assert errors_of(body.model_validate, {name: wrong}) <= 10, name
 
 
 @in_loop

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -57,6 +57,11 @@ _Part = tuple[int, Sequence[int]]
 """The number of an answer, and its newly sampled tokens."""
 
 
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""Of a hundred thousand wrong values the first is enough."""
+
+
 class StreamOptions(BaseModel):
     include_usage: bool = False
 
@@ -65,13 +70,13 @@ class CompletionsBody(OpenAIBody):
     """The fields of a request for text."""
 
     model: str = ""
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)]
     max_tokens: int | None = Field(default=None, ge=0)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     n: int | None = Field(default=None, ge=1, le=MOST_ANSWERS)
-    stop: str | list[str] | None = None
+    stop: str | Texts | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -103,8 +108,8 @@ class TokenizeBody(BaseModel):
 
     model: str = ""
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -113,7 +118,7 @@ class DetokenizeBody(BaseModel):
     """Token ids."""
 
     model: str = ""
-    tokens: list[int]
+    tokens: TokenIds
 
 
 _UNSUPPORTED = {CompletionsBody: UNSUPPORTED, TokenizeBody: UNSUPPORTED_OF_TOKENIZE, DetokenizeBody: {}}

@@ -14,7 +14,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -37,6 +37,8 @@ from agl.trainer.http.errors import error_json
 from agl.trainer.http.json_pieces import parse_in_pieces
 from agl.trainer.http.limits import parse_json
 
+_MOST_ERRORS = 100
+"""Of arguments that do not fit, of which the first is named: pydantic writes each of them out."""
 _ID_CHARACTERS = 1_000
 """Of an argument that is an id."""
 
@@ -63,8 +65,12 @@ class Method:
             AglError: made by `error`: they do not fit the method; it names the first one at fault.
         """
         try:
-            model = self.arguments.model_validate(arguments)
-        except ValidationError as error:
+            model = self.arguments.model_validate(_few_fields(arguments, self.arguments.model_fields))
+        except ValueError as error:
+            if not isinstance(error, ValidationError):
+                raise self.error(f"{self.name}: {error}") from None
+            if error.error_count() > _MOST_ERRORS:
+                raise self.error(f"{self.name}: {error.error_count()} values do not fit") from None
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             at = ".".join(str(part) for part in first["loc"])
             raise self.error(f"{self.name}: {at or 'the arguments'}: {first['msg']}") from None
@@ -75,6 +81,17 @@ class Method:
                 found = f"{len(value)} characters, the limit is {_ID_CHARACTERS}"
                 raise self.error(f"{self.name}: {name} has {found}")
         return values
+
+
+def _few_fields(value: Any, known: Collection[str]) -> Any:
+    """A value that is no object with far more fields than it can have, each of which pydantic would write out.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if isinstance(value, Mapping) and len(value) > len(known) + _MOST_ERRORS:
+        raise ValueError(f"{len(value)} fields, of which there are {len(known)}")
+    return value
 
 
 def methods_of(
@@ -180,11 +197,15 @@ class _Types:
         if not arguments or origin is typing.Literal:
             return hint
         if origin is Sequence:
-            return tuple[self.of(arguments[0], name), ...]  # type: ignore[misc]
+            # Each of a hundred thousand values may be wrong in ten ways.
+            return Annotated[tuple[self.of(arguments[0], name), ...], Field(fail_fast=True)]  # type: ignore[misc]
         if origin is Mapping:
             return hint
         validated = tuple(a if a is Ellipsis else self.of(a, name) for a in arguments)
-        return typing.Union[validated] if origin in (typing.Union, types.UnionType) else origin[validated]  # type: ignore[index]  # noqa: UP007
+        if origin in (typing.Union, types.UnionType):
+            return typing.Union[validated]  # noqa: UP007
+        several = origin[validated]  # type: ignore[index]
+        return Annotated[several, Field(fail_fast=True)] if origin in (list, tuple, set, frozenset) else several
 
     def _model(self, cls: type) -> Any:
         """A type that validates a dataclass as a pydantic model and yields the dataclass."""
@@ -203,7 +224,9 @@ class _Types:
         model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
         names = list(fields)
         self._models[cls] = Annotated[
-            model, AfterValidator(lambda m: cls(**{name: getattr(m, name) for name in names}))
+            model,
+            BeforeValidator(lambda value: _few_fields(value, names)),
+            AfterValidator(lambda m: cls(**{name: getattr(m, name) for name in names})),
         ]
         return self._models[cls]
 

@@ -132,6 +132,10 @@ def service_tier(body: OpenAIBody) -> str:
     return "default" if body.service_tier in (None, "auto") else body.service_tier
 
 
+_MOST_ERRORS = 100
+"""Of a body that does not fit, of which the first is named: pydantic writes each of them out."""
+
+
 def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] = MappingProxyType({})) -> Body:
     """`data` as a `model`.
 
@@ -176,6 +180,8 @@ _adapter = functools.cache(TypeAdapter)
 
 def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> RequestError:
     """Why a value does not fit a type. `where`: its field; "" for a whole body."""
+    if (count := error.error_count()) > _MOST_ERRORS:
+        return RequestError(400, f"{count} values do not fit", code="invalid_value", param=where or None)
     # Of a union, the member that the value is meant for is the one that it fits for longest.
     first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
     path = _path(first["loc"], value, first["type"]) or []
