@@ -68,6 +68,18 @@ async def agent(task):
 """
 
 
+ASKS = f"""
+import sys
+sys.path.insert(0, {str(SUPPORT)!r})
+import agl
+from running import say
+
+@agl.rollout
+def agent(task, llm: agl.LLM) -> float:
+    return len(say(llm, str(task))) % 5 / 4
+"""
+
+
 @pytest.fixture
 def at(tmp_path: Path) -> Iterator[Programs]:
     (tmp_path / "script.py").write_text(SCRIPT.replace("SUPPORT", repr(str(SUPPORT))).replace("TASKS", str(TASKS)))
@@ -288,6 +300,35 @@ def test_killed_workers_cost_their_attempts_and_nothing_else(at: Programs, tmp_p
     require_whole(at, run, str(path), most_attempts=2)
     _, _, attempts = in_store(str(path))
     assert [a.status for each in attempts for a in each[:-1]] == ["failed"], "the attempt ends with its worker"
+
+
+@pytest.mark.parametrize("policy", [0, 1], ids=["the first policy", "the second policy"])
+def test_a_killed_evaluation_of_two_policies_is_resumed(
+    at: Programs, tmp_path: Path, untrained_model: Path, policy: int
+) -> None:
+    """What has ended is kept, and each policy has an answer to each task."""
+    tasks = 60
+    (tmp_path / "asks.py").write_text(ASKS)
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(tasks)))
+    words = (
+        *AGL, "eval", f"a={untrained_model}", f"b={untrained_model}", "--tasks", "tasks.jsonl", "--agent",
+        "asks.py:agent", "--directory", "out", "--n-workers", 2,
+    )  # fmt: skip
+    first = at.start(*words, log="first.log")
+    path = at.until(lambda: next((tmp_path / "out").rglob("*.db"), None), 240, "the store")
+    at.until(lambda: count(path, "succeeded") >= 5 + policy * tasks, 240, "rollouts of that policy")
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    done = count(path, "succeeded")
+    assert done < (1 + policy) * tasks
+    second = at.start(*words, "--resume", log="second.log")
+    assert second.wait(240) == 0, at.text("second.log")[-3000:]
+    with closing(sqlite3.connect(path)) as connection:
+        succeeded = "SELECT count(*), count(DISTINCT position) FROM rollouts WHERE status = 'succeeded' GROUP BY run_id"
+        assert connection.execute(succeeded).fetchall() == [(tasks, tasks)] * 2
+        left = "SELECT count(*) FROM rollouts WHERE status NOT IN ('succeeded', 'cancelled')"
+        assert connection.execute(left).fetchone()[0] == 0
+        assert connection.execute("SELECT status FROM runs").fetchall() == [("succeeded",)] * 2
 
 
 def test_a_killed_evaluation_is_resumed(at: Programs, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sqlite3
 import sys
@@ -131,6 +132,39 @@ def ended(path: Path) -> int:
             return connection.execute("SELECT count(*) FROM rollouts WHERE status = 'succeeded'").fetchone()[0]
         except sqlite3.OperationalError:  # it is being made
             return 0
+
+
+@pytest.mark.slow
+def test_a_recorded_program_without_its_store_ends_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with programs(tmp_path) as at:
+        program = "import time; print('begun', flush=True); time.sleep(3)"
+        run = at.start(*AGL, "run", "--store", "folder/r.db", "--", sys.executable, "-c", program, log="run.log")
+        at.until(lambda: "begun" in at.text("run.log"), 240, "the program")
+        shutil.rmtree(tmp_path / "folder")
+        assert run.wait(90) == 1
+        assert "was deleted or moved away while it was in use" in " ".join(at.text("run.log").split())
+        assert "Traceback" not in at.text("run.log")
+
+
+@pytest.mark.slow
+def test_a_served_policy_answers_without_its_store_and_says_once_that_nothing_is_recorded(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    asked = {"messages": [{"role": "user", "content": "2 + 2"}], "max_tokens": 4}
+    with programs(tmp_path) as at:
+        words = ("serve", untrained_model, "--port", 0, "--no-key", "--record", "folder/s.db", "--json", "facts.json")
+        server = at.start(*AGL, *words, log="serve.log")
+        url = at.until(lambda: json.loads((tmp_path / "facts.json").read_text())["url"], 240, "the server")
+        assert fetch(f"{url}/v1/chat/completions", asked)[0] == 200
+        shutil.rmtree(tmp_path / "folder")
+        assert [fetch(f"{url}/v1/chat/completions", asked)[0] for _ in range(3)] == [200] * 3
+        server.terminate()
+        assert server.wait(90) == 0
+        said = " ".join(at.text("serve.log").split())
+        assert said.count("calls are not recorded") == 1
+        assert "was deleted or moved away while it was in use" in said
 
 
 @pytest.mark.slow

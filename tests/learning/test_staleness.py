@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import pytest
 from miniature import GAIN, gain, train
 
 import agl
+from agl.trainer.engines.base import Completion, OnTokens, Request
+from agl.trainer.local.policy import LocalPolicy
 from agl.trainer.store import open_store
 
 pytestmark = pytest.mark.slow
@@ -48,6 +51,9 @@ def test_it_learns_from_calls_that_are_one_update_old(tiny_policy: Path, tmp_pat
 
 
 BOUND, STEPS = 4, 6
+MOST_ASKED = 60
+LONG = "<long>"
+"""A stop text that marks the requests of the slow tool."""
 
 
 class _Steps(agl.Callback):
@@ -61,7 +67,7 @@ class _Steps(agl.Callback):
 
 def _fit(policy: Path, directory: Path, *callbacks: agl.Callback, resume: bool = False) -> agl.Result:
     """Train the quickstart's agent, whose tool now and then takes long: it goes on asking the policy until a step has
-    ended, so that answers are under way when new weights arrive, however fast the machine samples."""
+    ended, however fast the machine samples."""
     from langchain.agents import create_agent
     from langchain.tools import tool
     from langchain_openai import ChatOpenAI
@@ -76,10 +82,12 @@ def _fit(policy: Path, directory: Path, *callbacks: agl.Callback, resume: bool =
     async def calculator(expression: str) -> str:
         """Calculate `a op b`, where a and b are integers and op is one of + - * /."""
         if waits.random() < 0.03:
-            begun, until = steps.ended, time.monotonic() + 3.0
-            while steps.ended == begun and time.monotonic() < until:
-                await model.ainvoke([("system", SYSTEM_PROMPT), ("user", f"What is {expression}?")])
-            await asyncio.sleep(max(0.0, until - time.monotonic()))
+            begun = steps.ended
+            # Bounded, since no step ends during a validation.
+            for _ in range(MOST_ASKED):
+                if steps.ended > begun:
+                    break
+                await model.ainvoke([("system", SYSTEM_PROMPT), ("user", f"What is {expression}?")], stop=[LONG])
         return calculate(expression)
 
     model = ChatOpenAI(model="policy", api_key=SecretStr("unused"), max_completion_tokens=48)
@@ -109,7 +117,47 @@ def _check(directory: Path, result: agl.Result) -> list[tuple[int, Any, Any]]:
     return standing
 
 
-def test_it_learns_while_weights_change_in_flight(tiny_policy: Path, tmp_path: Path) -> None:
+class _UnderWay:
+    """Has the slow tool's answers use all their tokens, and new weights come in the middle of one, where any is due."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.requested, self.under_way = 0, 0
+        generate, train = LocalPolicy.generate, LocalPolicy.train
+
+        async def answered(policy: LocalPolicy, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
+            if LONG not in request.sampling.stop:
+                return await generate(policy, request, on_tokens=on_tokens)
+            begun = False
+
+            def came(*tokens: Any) -> None:
+                nonlocal begun
+                if not begun:
+                    begun, self.under_way = True, self.under_way + 1
+                if on_tokens is not None:
+                    on_tokens(*tokens)
+
+            endless = replace(request, sampling=replace(request.sampling, stop=(), stop_token_ids=()))
+            self.requested += 1
+            try:
+                return await generate(policy, endless, on_tokens=came)
+            finally:
+                self.requested -= 1
+                self.under_way -= begun
+
+        async def trained(policy: LocalPolicy, *rows: Any, **options: Any) -> dict[str, float]:
+            # Of what is requested, something is sampled soon.
+            while self.requested and not self.under_way:
+                await asyncio.sleep(0.001)
+            return await train(policy, *rows, **options)
+
+        monkeypatch.setattr(LocalPolicy, "generate", answered)
+        monkeypatch.setattr(LocalPolicy, "train", trained)
+
+
+def test_it_learns_while_weights_change_in_flight(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _UnderWay(monkeypatch)
     result = _fit(tiny_policy, tmp_path)
     assert gain(result) >= GAIN
     standing = _check(tmp_path, result)

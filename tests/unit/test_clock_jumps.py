@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -122,7 +123,7 @@ def test_what_nohup_ignores_stays_ignored_by_the_command() -> None:
 def test_an_inner_block_has_the_signals_and_the_outer_one_has_them_back() -> None:
     inner: list[signal.Signals] = []
     with interrupted_by_stop_signals():
-        with stop_signals_to(inner.append):
+        with stop_signals_to(inner.append), contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
         assert inner == [signal.SIGTERM]
         with pytest.raises(KeyboardInterrupt, match="SIGTERM"):

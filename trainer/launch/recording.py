@@ -44,6 +44,8 @@ class Recording:
     async def add_calls(self, calls: Sequence[Call]) -> None:
         """Record the calls that sampled something. What cannot be stored is logged; the application has its answer."""
         sampled = [call for call in calls if call.response_ids.size]
+        if not sampled:
+            return
         try:
             for call in sampled:
                 await self._begin(call)
