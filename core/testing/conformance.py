@@ -201,6 +201,8 @@ class Conformance(OpenCalls):
         provider.script = subject.script(a=-1)
         agent = subject.agent(provider.url, "solver")
         raised = raised_in(rollout := context(subject), subject, agent, way)
+        if subject.traces_tools:
+            check_no_tool_succeeded(rollout)
         failed = [s for s in rollout.spans if s.status == "error"]
         assert not [s for s in failed if s.operation == semconv.CHAT]
         tools = [s for s in failed if s.operation == semconv.EXECUTE_TOOL]
@@ -223,7 +225,9 @@ class Conformance(OpenCalls):
         provider.script = subject.script(a=-1)
         agent = subject.reporting(provider.url, "solver")
         with instrumented(subject), tracing.running(rollout := context(subject)):
+            rollout.prompts = True
             assert do(subject, agent, way=way)
+        check_no_tool_succeeded(rollout)
         [tool] = of(rollout, semconv.EXECUTE_TOOL)
         assert (tool.status, tool.attributes[semconv.TOOL_NAME]) == ("error", "add")
         assert NO_NUMBERS in str(tool.attributes[semconv.TOOL_CALL_RESULT])
@@ -265,6 +269,7 @@ class Conformance(OpenCalls):
     ) -> None:
         provider.script = instead_of_add(subject.script(), "no_such_tool", {"a": 2, "b": 3})
         raised = raised_in(rollout := context(subject), subject, subject.agent(provider.url, "solver"), way)
+        check_no_tool_succeeded(rollout)
         refused = of(rollout, semconv.EXECUTE_TOOL)
         # Of a run that it ends, the framework tells no call.
         assert len(refused) == 1 or raised is not None
@@ -277,6 +282,7 @@ class Conformance(OpenCalls):
         provider.script = instead_of_add(subject.script(), "add", {"a": "two"})
         agent = subject.agent(provider.url, "solver")
         raised_in(rollout := context(subject), subject, agent, ways(subject)[0])
+        check_no_tool_succeeded(rollout)
         refused = of(rollout, semconv.EXECUTE_TOOL)
         assert refused
         check_refused(refused, "add", {"a": "two"})
@@ -691,8 +697,15 @@ class Conformance(OpenCalls):
         assert [s.status_message for s in failed] == [s.attributes.get(semconv.ERROR_TYPE) for s in failed]
 
 
+def check_no_tool_succeeded(rollout: RolloutContext) -> None:
+    """That no rule for successful tools is called, neither for spans nor for what is inferred from the requests."""
+    outcomes = tool_outcomes(SpanIndex((), completed(rollout.spans)))
+    assert [(o.tool, o.output) for o in outcomes if o.error is None] == []
+
+
 def raised_in(rollout: RolloutContext, subject: Subject, agent: Any, way: str) -> Exception | None:
-    """The exception with which the agent's run leaves the rollout."""
+    """The exception with which the agent's run leaves the rollout. Its messages are recorded."""
+    rollout.prompts = True
     try:
         with instrumented(subject), tracing.running(rollout):
             do(subject, agent, way=way)
