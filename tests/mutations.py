@@ -1965,7 +1965,7 @@ MUTATIONS = (
         "texts that a template makes for requests have any length",
         "trainer/rendering/template_limits.py",
         "        if length > TEXT or self.length > ALL_TEXT:\n",
-        "        if length > 99 * TEXT:\n",
+        "        if length > 2 * TEXT:\n",
         unit("template_limits", "test_what_a_template_does_only_for_some_requests_ends_too"),
     ),
     Mutation(
