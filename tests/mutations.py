@@ -2102,10 +2102,10 @@ MUTATIONS = (
         unit("template_limits", "test_what_a_template_does_only_for_some_requests_ends_too"),
     ),
     Mutation(
-        "texts that a template makes for requests have any length",
+        "numbers that a template computes for requests have any size",
         "trainer/rendering/template_limits.py",
-        "        if length > TEXT or self.length > ALL_TEXT:\n",
-        "        if length > 99 * TEXT:\n",
+        "left.bit_length() * right > _BITS",
+        "False",
         unit("template_limits", "test_what_a_template_does_only_for_some_requests_ends_too"),
     ),
     Mutation(

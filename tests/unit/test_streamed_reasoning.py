@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_rendering import TOOLS, rendering
 from tiny_tokenizers import package_tokenizer, template_tokenizer
@@ -26,6 +26,8 @@ PIECES = [
     "<think>", "</think>", "<thi", "</thi", "\n", " ", "Hm", "the sum is", "é漢", "👩‍🚀", "STOP", "ST", "<", "\n\n",
     '<tool_call>\n{"name": "lookup", "arguments": {"expression": "x"}}\n</tool_call>', "<tool_call>",
 ]  # fmt: skip
+DRAFTED = f"<think>\n{PIECES[-2]}</think>\n\nDone."
+"""A call within a thought."""
 TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=10).map("".join)
 THOUGHT = st.tuples(TEXTS, TEXTS).map("<think>\n{0[0]}</think>\n\n{0[1]}".format)
 SPELLED = "spelled:qwen3"
@@ -85,6 +87,7 @@ def joined(deltas: list[Any], name: str) -> str:
     "name", [*(f"template:{name}" for name in TEMPLATES), SPELLED, *(f"package:{name}" for name in RENDERERS)]
 )
 @given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
+@example(text=DRAFTED, tools=False, stops=False, begun=False)
 @settings(max_examples=25, deadline=None)
 def test_what_is_sent_is_never_withdrawn(name: str, text: str, tools: bool, stops: bool, begun: bool) -> None:
     model = model_of(name)
