@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_rendering import TOOLS, rendering
 from tiny_tokenizers import package_tokenizer, template_tokenizer
@@ -84,6 +84,7 @@ def joined(deltas: list[Any], name: str) -> str:
 
 @pytest.mark.parametrize("name", [*(f"template:{name}" for name in TEMPLATES), SPELLED, *PACKAGES])
 @given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
+@example(text=f"12<{PIECES[-2]}ST and more", tools=False, stops=False, begun=False)
 @settings(max_examples=40, deadline=None)
 def test_what_is_sent_is_never_withdrawn(name: str, text: str, tools: bool, stops: bool, begun: bool) -> None:
     model = model_of(name)
