@@ -67,10 +67,14 @@ def test_a_template_that_fails_is_an_error_with_a_name(source: str):
         rendering_of(source).prompt([{"role": "user", "content": "hi"}])
 
 
-def test_what_there_is_no_memory_for_is_an_error_with_a_name():
-    source = SHOW + "{% if tools %}{{ 'x' * (2 ** 62) }}{% endif %}"
-    with pytest.raises(ModelLoadError, match="chat template takes more memory"):
-        rendering_of(source)
+@pytest.mark.parametrize(
+    "attack", ["{{ 'x' * (2 ** 62) }}", "{{ '%9999999999d' % 1 }}", "{{ 'x' | center(2 ** 40) }}", "{{ 9 ** (9 ** 9) }}"]
+)
+def test_what_is_constant_is_not_computed_beyond_the_limits(attack: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelLoadError, match="the model's chat template (makes|formats|calls|computes)"):
+        rendering_of(SHOW + "{% if tools %}" + attack + "{% endif %}")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "less than 1 GiB"
 
 
 MANY = [{"role": role, "content": "hi"} for role in ("user", "assistant")] * 200

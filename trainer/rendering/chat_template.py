@@ -109,9 +109,7 @@ class ChatTemplate(TokenText):
             if not self._loading:
                 return self._guarded(messages, tool_list, generation)
             with within_limits():
-                return self._tokenizer.apply_chat_template(
-                    messages, tools=tool_list, add_generation_prompt=generation, tokenize=False
-                )
+                return self._guarded(messages, tool_list, generation)
         except (AglError, TemplateError):
             raise
         except Exception as error:  # a template is a program

@@ -1,8 +1,8 @@
 """Limits on a chat template, which comes with a model and is a program: how long it may compute, and how much it makes.
 
-Jinja compiles a template to a Python function. While a model is loaded, its lines are counted as they run; that takes
-longer than rendering itself, so for requests the template is compiled with guards in its loops, its operators and what
-it calls.
+Jinja compiles a template to a Python function, and computes what is constant in it meanwhile. So a template is compiled
+with guards in its loops, its operators and what it calls. While a model is loaded, its lines are counted as they run,
+too, which takes longer than rendering itself.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _WIDTH = 1 << 20
 _PARAGRAPHS = 100
 _TEMPLATE = "<template>"
 """The file of the code that Jinja compiles."""
+_HINT = "look at it: it is no usual one; another is set by chat_template="
 _UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes that `ru_maxrss` counts in."""
 
@@ -71,6 +72,8 @@ def within_limits() -> Iterator[None]:
     sys.settrace(trace)
     try:
         yield
+    except ConfigError as error:
+        raise ModelLoadError(error.message, hint=_HINT) from None
     except MemoryError:
         raise _refusal("takes more memory than there is to render a short conversation") from None
     finally:
@@ -84,9 +87,7 @@ def _peak() -> int:
 
 
 def _refusal(what: str) -> ModelLoadError:
-    return ModelLoadError(
-        f"the model's chat template {what}", hint="look at it: it is no usual one; another is set by chat_template="
-    )
+    return ModelLoadError(f"the model's chat template {what}", hint=_HINT)
 
 
 class GuardedTemplate:
