@@ -161,6 +161,13 @@ MUTATIONS = (
         ("tests/integration/test_store_sql.py::test_a_store_with_what_computes_without_end_is_refused",),
     ),
     Mutation(
+        "a template is loaded without its guards",
+        "trainer/rendering/template_limits.py",
+        "tree = _Guards().visit(environment.parse(source))",
+        "tree = environment.parse(source)",
+        unit("template_limits", "test_what_is_constant_is_not_computed_beyond_the_limits[repeated]"),
+    ),
+    Mutation(
         "an ordinary template counts as endless",
         "trainer/rendering/template_limits.py",
         "        if lines > LINES:\n",
