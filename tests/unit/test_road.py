@@ -17,7 +17,7 @@ counted = functools.cache(figures)
 
 
 @pytest.mark.parametrize(
-    ("folders", "nodes", "per_line"), [(MAIN, 506_000, 10.1), ((*MAIN, *GUESTS), 647_000, 10.1)], ids=["main", "all"]
+    ("folders", "nodes", "per_line"), [(MAIN, 529_500, 10.1), ((*MAIN, *GUESTS), 671_500, 10.1)], ids=["main", "all"]
 )
 def test_size(folders: tuple[str, ...], nodes: int, per_line: float) -> None:
     found = counted(*folders)
@@ -30,14 +30,14 @@ def test_plainness() -> None:
     assert found.per_thousand_lines(found.conditionals) <= 34
     assert found.per_thousand_lines(found.tuple_assignments) <= 12
     assert found.per_thousand_lines(found.double_comprehensions) <= 3.2
-    assert found.unformatted <= 60
-    assert found.crowded_docstrings <= 367
-    assert found.subjectless_docstrings <= 254
-    assert found.long_functions <= 9
+    assert found.unformatted <= 70
+    assert found.crowded_docstrings <= 377
+    assert found.subjectless_docstrings <= 280
+    assert found.long_functions <= 10
 
 
 def test_names_of_classes() -> None:
-    assert counted(*MAIN).ambiguous_classes <= 40
+    assert counted(*MAIN).ambiguous_classes <= 49
 
 
 def test_the_loop() -> None:
