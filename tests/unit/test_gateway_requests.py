@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import openai
 import pytest
-from scripted import ScriptedEngine, in_loop, quick_tokenizer, rendering_of, serving, until
+from scripted import ScriptedEngine, in_loop, quick_tokenizer, serving, until
 
-from agl.errors import ConfigError, GatewayError
+from agl.errors import GatewayError
 from agl.trainer.gateway.gateway import Gateway
 from agl.trainer.gateway.server import GatewayServer
-from agl.trainer.store import open_store
 
 USER = {"role": "user", "content": "hi"}
 
@@ -227,18 +225,3 @@ async def test_stopping_the_server_ends_open_requests(monkeypatch):
         assert rig.engine.running == 0
         (call,) = await attempt.close()
     assert call.finish_reason == "cancelled"
-
-
-@in_loop
-async def test_an_engine_of_the_earlier_form_is_told_what_to_change():
-    class Earlier:
-        max_context = 64
-
-        async def generate(self, prompt_ids, sampling, *, policy="policy", session=None, on_tokens=None):
-            raise AssertionError
-
-    gateway = Gateway(await open_store())
-    engine: Any = Earlier()
-    with pytest.raises(ConfigError, match=r"Earlier\.generate\(prompt_ids, sampling(.|\n)*request\.prompt_ids"):
-        gateway.serve("policy", engine, rendering_of(quick_tokenizer()))
-    await gateway.store.close()

@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-import anthropic
 import openai
 import pytest
-from google import genai
 
 from agl import tracing
 from agl.adapters.anthropic import AnthropicTracer
@@ -43,11 +41,15 @@ async def responses(provider: Provider) -> Any:
 
 
 async def messages(provider: Provider) -> Any:
+    import anthropic
+
     client = anthropic.AsyncAnthropic(base_url=provider.root, api_key="k")
     return await client.messages.create(max_tokens=9, **ASK)
 
 
 async def google(provider: Provider) -> Any:
+    from google import genai
+
     client = genai.Client(api_key="k", http_options={"base_url": provider.root})
     return await client.aio.models.generate_content_stream(model="m", contents="q")
 
