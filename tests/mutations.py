@@ -2429,6 +2429,13 @@ MUTATIONS = (
         unit("answer_facts", "test_log_probs_next_to_the_ids_of_all_tokens_are_those_of_all_tokens"),
     ),
     Mutation(
+        "a thought that follows a text is sent before it has ended",
+        "trainer/gateway/dialects/deltas.py",
+        "if self._rendering.always_reads_calls and self._is_within_a_later_thought(choice):",
+        "if False:",
+        unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[package:deepseek-v4]"),
+    ),
+    Mutation(
         "what looks like a call is moved to the end of a text",
         "trainer/rendering/package_renderer.py",
         "        if not tools and (message := ",

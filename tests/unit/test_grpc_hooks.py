@@ -221,7 +221,8 @@ def test_a_stream_that_is_dropped_is_cancelled_as_without_agl(rollout: RolloutCo
         answer = channel.unary_stream(f"/{SERVICE}/StreamGenerateContent", **CODING)(ASK)
         next(answer)
         del answer
-        assert cancelled.wait(30)
+        # gRPC's own threads may have put it into a cycle.
+        assert any(cancelled.wait(0.5) for _ in range(60) if gc.collect() >= 0)
         assert only_its_own_scope(rollout)
     [chat] = [s for s in rollout.spans if s.operation == semconv.CHAT]
     assert chat.status == "unset"

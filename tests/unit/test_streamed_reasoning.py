@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from typing import Any
 
 import numpy as np
@@ -83,11 +84,20 @@ def joined(deltas: list[Any], name: str) -> str:
     return "".join(delta.get(name) or "" for delta in deltas)
 
 
+def begins_with_its_thought(text: str, begun: bool) -> bool:
+    """Whether a text has no thought, or one and at its beginning, which the prompt may have begun."""
+    marks = [part for part in re.split("(</?think>)", text) if part in ("<think>", "</think>")]
+    if begun:
+        return marks in ([], ["</think>"])
+    return not marks or (marks in (["<think>"], ["<think>", "</think>"]) and text.startswith("<think>"))
+
+
 @pytest.mark.parametrize(
     "name", [*(f"template:{name}" for name in TEMPLATES), SPELLED, *(f"package:{name}" for name in RENDERERS)]
 )
 @given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
 @example(text=DRAFTED, tools=False, stops=False, begun=False)
+@example(text="the sum is<think>é漢", tools=False, stops=False, begun=False)
 @example(text=f"12<{PIECES[-2]}ST and more", tools=False, stops=False, begun=False)
 @settings(max_examples=25, deadline=None)
 def test_what_is_sent_is_never_withdrawn(name: str, text: str, tools: bool, stops: bool, begun: bool) -> None:
@@ -100,7 +110,9 @@ def test_what_is_sent_is_never_withdrawn(name: str, text: str, tools: bool, stop
     content = message.get("content") or ""
     assert joined(deltas, "reasoning_content") == (message.get("reasoning_content") or "")
     assert joined(deltas, "content") == content
-    assert logprobs == of_content
+    # A thought is counted from the beginning of an answer; parsers of the package find thoughts elsewhere, too.
+    if name.startswith("template:") or begins_with_its_thought(text, begun):
+        assert logprobs == of_content
     if stops:
         assert "STOP" not in joined(deltas, "reasoning_content")
         assert "STOP" not in joined(deltas, "content") or message.get("tool_calls")

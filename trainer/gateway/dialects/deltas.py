@@ -72,6 +72,8 @@ class MessageDeltas:
             # White space at the end is dropped when text follows.
             yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
             return
+        if self._rendering.always_reads_calls and self._is_within_a_later_thought(choice):
+            return
         text = _certain(cut.content, self._held_back)
         if self._knows_calls:
             # White space around the text is dropped when tool calls follow.
@@ -82,6 +84,11 @@ class MessageDeltas:
         if text:
             self._last_parsed[k] = parsed
             yield from self._text(k, text, cut.reasoning)
+
+    def _is_within_a_later_thought(self, choice: Choice) -> bool:
+        """Whether a thought has begun after a text and has no end yet, so that what follows becomes reasoning."""
+        text = self._rendering.decode(choice.ids)
+        return text.rfind(THINK) > text.rfind(END_THINK)
 
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""
