@@ -97,7 +97,7 @@ def begins_with_its_thought(text: str, begun: bool) -> bool:
 )
 @given(text=TEXTS | THOUGHT, tools=st.booleans(), stops=st.booleans(), begun=st.booleans())
 @example(text=DRAFTED, tools=False, stops=False, begun=False)
-@example(text="the sum is<think>é漢", tools=False, stops=False, begun=False)
+@example(text="</thithe sum isthe sum is<think>é漢", tools=False, stops=False, begun=False)
 @example(text=f"12<{PIECES[-2]}ST and more", tools=False, stops=False, begun=False)
 @settings(max_examples=25, deadline=None)
 def test_what_is_sent_is_never_withdrawn(name: str, text: str, tools: bool, stops: bool, begun: bool) -> None:
