@@ -6,6 +6,7 @@ import functools
 import json
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from scripted import ScriptedEngine, in_loop, serving
@@ -21,7 +22,10 @@ from tiny_tokenizers import (
 
 pytest.importorskip("llguidance")
 
-from agl.trainer.engines.base import json_grammar
+from agl.mdp.types import int_array
+from agl.trainer.engines.base import Completion, Sampling, json_grammar
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, assistant_message
+from agl.trainer.gateway.dialects.deltas import MessageDeltas
 from agl.trainer.local.grammar import Grammars
 from agl.trainer.rendering.package_renderer import known_renderers
 from agl.trainer.rendering.rendering import Rendering
@@ -185,6 +189,44 @@ def test_calls_are_held_and_read_in_the_form_of_each_model(name: str) -> None:
         assert not holds(tokenizer, grammar, [*thought, *tokenizer.encode(wrong, add_special_tokens=False), stop[0]])
         if way != "json":
             assert holds(tokenizer, grammar, [*thought, *spelled(tokenizer, "It is warm."), stop[0]])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stream_next_to_a_schema_adds_up_to_the_whole_answer(name: str) -> None:
+    tokenizer, rendering, call = with_tools(name)
+    if not call.rests:
+        return
+    stop = rendering.stop_token_ids[0]
+    prompt, reasoning, _ = before_answer(tokenizer, rendering, TOOLS)
+    grammar = json_grammar(
+        call.forms, (stop,), trigger=call.trigger, section=call.section, otherwise=SCHEMA, reasoning=reasoning
+    )
+    thought = "" if reasoning == "none" else " The user wants a sum, so I call the tool for it. </think>"
+    if reasoning == "possible":
+        thought = f"<think>{thought}"
+    for answer in (calls_of(call, VALUES[:1]), json.dumps(VALUES[1])):
+        ids = [*tokenizer.encode(thought + answer, add_special_tokens=False), stop]
+        for size in (len(ids), len(ids) - 9):
+            sent, message = streamed(rendering, ids[:size], prompt, grammar)
+            assert sent == (message.get("content") or "", message.get("reasoning_content") or "")
+
+
+def streamed(rendering: Rendering, ids: list[int], prompt: Any, grammar: str) -> tuple[tuple[str, str], dict[str, Any]]:
+    """The text and the reasoning of a stream's deltas, token by token, and the message of the whole answer."""
+    request = ChatRequest(USER, TOOLS, None, Sampling(max_tokens=999, grammar=json.dumps(SCHEMA)))
+    deltas = MessageDeltas(request, rendering)
+    choice = Choice(0, prompt, int_array([]), [], [], grammar=grammar)
+    sent = []
+    for token in ids:
+        choice.ids.append(token)
+        choice.logprobs.append(0.0)
+        sent += deltas.push(choice)
+    whole = rendering.parse(ids, TOOLS, prompt_ids=prompt, grammar=grammar)
+    message, _ = assistant_message(whole, lambda k: f"call_{k}")
+    completion = Completion(int_array(ids), np.zeros(len(ids), np.float32), "stop", 0)
+    sent += deltas.finish(0, Reply("", message, completion, "stop", len(prompt), 0))
+    content = "".join(delta.get("content") or "" for delta in sent)
+    return (content, "".join(delta.get("reasoning_content") or "" for delta in sent)), message
 
 
 @pytest.mark.parametrize("force", [True, "add"], ids=["any", "named"])

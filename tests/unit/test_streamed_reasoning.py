@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import re
 from typing import Any
 
@@ -119,6 +120,20 @@ def test_what_is_sent_is_never_withdrawn(name: str, text: str, tools: bool, stop
     # Other parsers leave out marks in the middle of a text.
     if name.startswith("template:") and not stops and not tools:
         assert b"".join(bytes(entry["bytes"]) for entry in of_content) == content.encode()
+
+
+@pytest.mark.parametrize("value", ["Ö", "é 🎉 漢字"])
+@pytest.mark.parametrize("name", ["template:chatml", "template:qwen3"])
+def test_log_probs_of_a_text_behind_a_call_are_not_the_calls(name: str, value: str) -> None:
+    model = model_of(name)
+    call = json.dumps({"name": "lookup", "arguments": {"expression": value}}, ensure_ascii=False)
+    ids = [*model.encode(f"<tool_call>\n{call}\n</tool_call>Done: Ö, ok."), model.stop_token_ids[0]]
+    request = ChatRequest([USER], TOOLS, None, Sampling(max_tokens=99))
+    _, message, logprobs, of_content = streamed(model, ids, request, int_array(model.encode("hi\n")))
+    assert message["content"] == "Done: Ö, ok."
+    assert message["tool_calls"]
+    assert b"".join(bytes(entry["bytes"]) for entry in of_content) == message["content"].encode()
+    assert logprobs == of_content
 
 
 @pytest.mark.parametrize(("name", "least"), [("template:qwen3", 6), ("package:qwen3", 6), ("package:deepseek-v3", 6)])

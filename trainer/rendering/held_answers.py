@@ -14,19 +14,21 @@ _SPACE = " \n"
 """What a grammar allows before JSON."""
 
 
-def held_message(text: str, grammar: str) -> ParsedMessage | None:
+def held_message(text: str, grammar: str, around_thoughts: str | None = "\n") -> ParsedMessage | None:
     """The message of an answer that is JSON of a schema, or the beginning of one; None of an answer that is something
     else, such as a call.
 
     Args:
-        text: of the answer, without its stop token. grammar: what `agl.trainer.engines.base.json_grammar` made.
+        text: of the answer, without its stop token.
+        grammar: what `agl.trainer.engines.base.json_grammar` made.
+        around_thoughts: the characters that the model's parser removes around a thought; None for all white space.
     """
     parts = _parts(grammar)
     trigger, otherwise = parts.get("trigger", ""), parts.get("otherwise")
     is_schema = not trigger and [form[::2] for form in _three(parts["forms"])] == [["", ""]]
     if not is_schema and otherwise is None:
         return None
-    reasoning, content = _parted(text, parts.get("reasoning", "none"))
+    reasoning, content = _parted(text, parts.get("reasoning", "none"), around_thoughts)
     if not is_schema and _is_call(content, parts["forms"], trigger.strip()):
         return None
     return ParsedMessage(content, reasoning or None)
@@ -42,22 +44,23 @@ def _three(forms: Sequence[Sequence[Any]]) -> list[list[Any]]:
     return [list(form[:3]) for form in forms]
 
 
-def _parted(text: str, reasoning: str) -> tuple[str, str]:
+def _parted(text: str, reasoning: str, around_thoughts: str | None) -> tuple[str, str]:
     """The thought that a grammar allows before the rest, and that rest.
 
     Args:
-        reasoning: as of `json_grammar`.
+        reasoning: as of `json_grammar`. around_thoughts: as of `held_message`.
     """
     begun = text.lstrip(_SPACE)
     if reasoning == "none" or not (reasoning == "open" or begun.startswith(THINK)):
         return "", begun
     thought, _, rest = begun.removeprefix(THINK).partition(END_THINK)
-    return thought.strip("\n"), rest.lstrip(_SPACE)
+    return thought.strip(around_thoughts), rest.lstrip(_SPACE)
 
 
 def _is_call(content: str, forms: Sequence[Sequence[Any]], tag: str) -> bool:
     """Whether an answer, of which there may be no more than the beginning, is a call and not JSON."""
     if tag != "{":
         return bool(content) and (content.startswith(tag) or tag.startswith(content))
-    # A call is JSON itself: one of the forms, whose beginnings no answer of the schema has.
-    return any(content.startswith(before) for before, *_ in forms)
+    # A call is JSON itself: one of the forms, whose beginnings no answer of the schema has. Where the content is still
+    # shorter than such a beginning, it may become a call.
+    return any(content.startswith(before) or before.startswith(content) for before, *_ in forms)

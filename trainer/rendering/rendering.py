@@ -263,7 +263,9 @@ class Rendering:
         answer = np.concatenate([_array(forced_ids), _array(response_ids)])
         is_forced = len(forced_ids) > 0
         if grammar and not is_forced:
-            held = held_message(self._model.decode(self._without_stop(answer)), grammar)
+            # Parsers of the package strip thoughts of all white space.
+            around_thoughts = None if self.always_reads_calls else "\n"
+            held = held_message(self._model.decode(self._without_stop(answer)), grammar, around_thoughts)
             if held is not None:
                 return held
         before = _array(prompt_ids[: len(prompt_ids) - len(forced_ids)])

@@ -189,7 +189,9 @@ def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> Reques
     context = first.get("ctx", {})
     match first["type"]:
         case "extra_forbidden":
-            why = f"unknown field {field!r}; {nearest(str(path[-1]), _field_names(kind, path[:-1]))}"
+            name = str(path[-1])
+            # Of a union, another member may have it.
+            why = f"unknown field {field!r}; {nearest(name, _field_names(kind, path[:-1]) - {name})}"
             return RequestError(400, why, code="unknown_parameter", param=field)
         case "missing":
             return RequestError(400, f"{field} is missing", code="missing_required_parameter", param=field)
@@ -211,10 +213,10 @@ def _path(steps: Sequence[str | int], value: Any, error: str) -> list[str | int]
     if not steps:
         return []
     step, *rest = steps
-    if _has(value, step) and (inner := _path(rest, value[step], error)) is not None:
-        return [step, *inner]
     if not rest and error == "missing":
         return [step] if isinstance(value, dict) and step not in value else None
+    if _has(value, step) and (inner := _path(rest, value[step], error)) is not None:
+        return [step, *inner]
     if not rest and error == "extra_forbidden":
         return None
     return _path(rest, value, error)

@@ -16,6 +16,8 @@ from agl.trainer.rendering.token_text import CONTEXT
 
 _PARTIAL = "\ufffd"
 """What a token decodes to that is the first part of a character."""
+_MOST_PARTS = 3
+"""How many tokens can follow that complete a character, which has at most four bytes."""
 
 
 class ContentTokens:
@@ -65,7 +67,9 @@ class ContentTokens:
         first, place = max(0, self._next - CONTEXT), self._next
         # By its length, as the end of the text before can change: a part of a character is shown in its place.
         before = self._rendering.decode(ids[first:place])
-        text = self._rendering.decode(ids[first : place + 1])[len(before) :]
+        text = self._added(ids, first, len(before), whole=whole)
+        if text is None:
+            return None
         if not self._length and not left.startswith(text):
             # The space before a content is not a part of it.
             text = text.lstrip()
@@ -74,15 +78,31 @@ class ContentTokens:
         if not text:
             # It adds the rest of a character.
             return 0 if self._last == place - 1 else False
-        known = text.rstrip(_PARTIAL)
         if len(text) <= len(left):
-            return len(text) if left.startswith(known) else False
-        if not known.startswith(left):
+            return len(text) if left.startswith(text) else False
+        if not text.startswith(left):
             return False
         if not whole:
             return None
         # The marks of an empty reasoning are no beginning of a text.
         return len(left) if left and text not in (THINK, END_THINK) else False
+
+    def _added(self, ids: Sequence[int], first: int, before: int, *, whole: bool) -> str | None:
+        """The text that the next token adds, with its last character whole if later tokens complete it; None if these
+        may not be sampled yet.
+
+        Args:
+            first: where in `ids` decoding begins. before: how many characters come before the token.
+        """
+        place = self._next
+        text = self._rendering.decode(ids[first : place + 1])[before:]
+        for end in range(place + 2, place + 2 + _MOST_PARTS):
+            if not text.endswith(_PARTIAL):
+                return text
+            if end > len(ids):
+                return text if whole else None
+            text = self._rendering.decode(ids[first:end])[before : before + len(text)]
+        return text
 
 
 def content_logprobs(reply: Reply, rendering: Rendering, *, every: bool = False) -> list[dict[str, Any]]:

@@ -72,7 +72,9 @@ class MessageDeltas:
             # White space at the end is dropped when text follows.
             yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
             return
-        if self._rendering.always_reads_calls and self._is_within_a_later_thought(choice):
+        if self._rendering.always_reads_calls and (
+            self._is_within_a_later_thought(choice) or self._begins_like_a_call(cut.content, choice.grammar)
+        ):
             return
         text = _certain(cut.content, self._held_back)
         if self._knows_calls:
@@ -89,6 +91,17 @@ class MessageDeltas:
         """Whether a thought has begun after a text and has no end yet, so that what follows becomes reasoning."""
         text = self._rendering.decode(choice.ids)
         return text.rfind(THINK) > text.rfind(END_THINK)
+
+    def _begins_like_a_call(self, text: str, grammar: str) -> bool:
+        """Whether a text is the beginning of JSON that may become a call, where calls have no mark."""
+        begun = text.lstrip()
+        if not self._request.tools or not begun.startswith("{"):
+            return False
+        call = self._rendering.possible_call(self._request.tools)
+        if call is None or call.trigger != "{":
+            return False
+        # An answer that is held to a schema begins otherwise than a call.
+        return not grammar or any(begun.startswith(form[0]) or form[0].startswith(begun) for form in call.forms)
 
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""

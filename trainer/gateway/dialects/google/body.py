@@ -190,7 +190,7 @@ UNSUPPORTED_OF_CONFIG = {
     **dict.fromkeys(("speechConfig", "imageConfig", "audioTimestamp", "audioTranscriptionConfig"), _TEXT_ALONE),
     **dict.fromkeys(("enableAffectiveDialog", "translationConfig", "responseFormat"), _TEXT_ALONE),
     "enableEnhancedCivicAnswers": _ON_SERVERS,
-    "responseModalities": _TEXT_ALONE._replace(neutral=([], ["TEXT"], ["MODALITY_UNSPECIFIED"])),
+    "responseModalities": _TEXT_ALONE._replace(neutral=([], ["TEXT"], ["text"], ["MODALITY_UNSPECIFIED"])),
 }
 UNSUPPORTED_OF_TOOL_CONFIG = {"includeServerSideToolInvocations": _ON_SERVERS}
 UNSUPPORTED_OF_CALLING = {"streamFunctionCallArguments": _IN_PIECES}
