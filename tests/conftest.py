@@ -207,6 +207,17 @@ def role_policy(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return made_once(tmp_path_factory, "role-policy", lambda folder: make_role_policy(folder, tiny_policy))
 
 
+def pytest_runtest_teardown() -> None:
+    """Heed stop signals again: a command that a test has run in this process ignores them from its end on, and so would
+    every program that a later test starts."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    stop_signals = sys.modules.get("agl.stop_signals")
+    if stop_signals is not None:
+        stop_signals._ends_when_stopped = False
+
+
 @pytest.fixture(scope="session", autouse=True)
 def forked_policies() -> Iterator[None]:
     """Policy processes are forked from one that has imported torch."""

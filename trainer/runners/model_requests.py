@@ -69,8 +69,8 @@ _CHAT = _SAMPLING | {
     "tools", "usage", "verbosity",
 }  # fmt: skip
 _RESPONSES = _SAMPLING | {
-    "context_management", "include", "input", "instructions", "max_output_tokens", "max_tool_calls", "model",
-    "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools", "truncation",
+    "client_metadata", "context_management", "include", "input", "instructions", "max_output_tokens", "max_tool_calls",
+    "model", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools", "truncation",
 }  # fmt: skip
 _MESSAGES = frozenset(
     {

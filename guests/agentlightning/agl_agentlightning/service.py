@@ -40,7 +40,7 @@ class LightningServer:
         options = {
             "model": model_path,
             "algorithm": rl_algorithm,
-            "out": str(checkpoint_dir),
+            "directory": str(checkpoint_dir),
             "batch_size": batch_size,
             "learning_rate": learning_rate,
             "epochs": num_epochs,

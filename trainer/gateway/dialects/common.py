@@ -111,19 +111,29 @@ class PromptCacheOptions(TypedDict, total=False):
     comparison_response_id: str | None
 
 
+_MOST_PAIRS = 16
+"""Of an object whose fields are checked one by one; OpenAI's `metadata` has no more."""
+
+
+def _few_pairs(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > _MOST_PAIRS:
+        raise ValueError(f"it can have at most {_MOST_PAIRS} pairs")
+    return value
+
+
 class OpenAIBody(BaseModel):
     """The fields of OpenAI's APIs that are accepted and have no effect."""
 
     model_config = CLOSED
 
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], BeforeValidator(_few_pairs)] | None = None
     client_metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     prompt_cache_key: str | None = None
     # Written with a hyphen by the SDKs of 2025.
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: Annotated[PromptCacheOptions, BeforeValidator(_few_pairs)] | None = None
     safety_identifier: str | None = None
 
 
