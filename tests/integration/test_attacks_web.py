@@ -94,7 +94,7 @@ async def test_a_gateway_answers_no_rebound_name_and_no_other_site() -> None:
 @in_loop
 async def test_a_training_server_answers_no_rebound_name_and_no_other_site(tmp_path: Path) -> None:
     settings = Settings.of(
-        {"model": str(tmp_path), "algorithm": "grpo", "out": str(tmp_path / "out"), "port": 0}, "test"
+        {"model": str(tmp_path), "algorithm": "grpo", "directory": str(tmp_path / "out"), "port": 0}, "test"
     )
     keys = Keys.find()
     async with serve_service(settings, keys, progress=False) as service:
@@ -250,7 +250,7 @@ def test_the_printed_url_and_every_client_work_without_the_users_doing(tmp_path:
 @in_loop
 async def test_the_client_of_a_training_server_finds_its_key(tmp_path: Path) -> None:
     settings = Settings.of(
-        {"model": str(tmp_path), "algorithm": "grpo", "out": str(tmp_path / "out"), "port": 0}, "test"
+        {"model": str(tmp_path), "algorithm": "grpo", "directory": str(tmp_path / "out"), "port": 0}, "test"
     )
     async with serve_service(settings, Keys.find(), progress=False) as service:
         client = agl.Client(service.mount.url, progress=False)

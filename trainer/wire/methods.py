@@ -39,8 +39,8 @@ from agl.trainer.http.limits import parse_json
 
 _MOST_ERRORS = 100
 """Of arguments that do not fit, of which the first is named: pydantic writes each of them out."""
-_ID_CHARACTERS = 1_200
-"""Of an argument that is an id: as many as the store keeps (`codec.KEY_BYTES`)."""
+_ID_CHARACTERS = 2_000
+"""Of an argument that is an id. A store keeps fewer (`codec.KEY_BYTES`), and its error says more."""
 
 
 @dataclass(frozen=True, slots=True)
