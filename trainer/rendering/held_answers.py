@@ -48,7 +48,8 @@ def _parted(text: str, reasoning: str, around_thoughts: str | None) -> tuple[str
     """The thought that a grammar allows before the rest, and that rest.
 
     Args:
-        reasoning: as of `json_grammar`. around_thoughts: as of `held_message`.
+        reasoning: as of `json_grammar`.
+        around_thoughts: as of `held_message`.
     """
     begun = text.lstrip(_SPACE)
     if reasoning == "none" or not (reasoning == "open" or begun.startswith(THINK)):
