@@ -61,7 +61,8 @@ def server(held: Event | None = None) -> Iterator[str]:
         yield b'{"text": "hel"}'
         if held is not None:
             ended = Event()
-            call.add_callback(ended.set)
+            if not call.add_callback(ended.set):
+                ended.set()  # the client was faster
             while not held.is_set() and not ended.wait(0.01):
                 pass
             if ended.is_set():
@@ -221,8 +222,7 @@ def test_a_stream_that_is_dropped_is_cancelled_as_without_agl(rollout: RolloutCo
         answer = channel.unary_stream(f"/{SERVICE}/StreamGenerateContent", **CODING)(ASK)
         next(answer)
         del answer
-        # gRPC's own threads may have put it into a cycle.
-        assert any(cancelled.wait(0.5) for _ in range(60) if gc.collect() >= 0)
+        assert cancelled.wait(30)
         assert only_its_own_scope(rollout)
     [chat] = [s for s in rollout.spans if s.operation == semconv.CHAT]
     assert chat.status == "unset"
