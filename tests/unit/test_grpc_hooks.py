@@ -58,15 +58,14 @@ def server(held: Event | None = None) -> Iterator[str]:
         return b'{"text": "hello"}'
 
     def pieces(request: Any, call: Any) -> Iterator[bytes]:
+        ended = Event()
+        # Before the first piece: a client that leaves then has this not go on.
+        call.add_callback(lambda: None if held is None or held.is_set() else cancelled.set())
+        call.add_callback(ended.set)
         yield b'{"text": "hel"}'
         if held is not None:
-            ended = Event()
-            if not call.add_callback(ended.set):
-                ended.set()  # the client was faster
             while not held.is_set() and not ended.wait(0.01):
                 pass
-            if ended.is_set():
-                cancelled.set()
         yield b'{"text": "lo"}'
 
     methods = {
