@@ -2430,9 +2430,9 @@ MUTATIONS = (
     ),
     Mutation(
         "the beginning of a call without a mark is sent as JSON of the schema",
-        "trainer/rendering/held_answers.py",
-        "content.startswith(before) or before.startswith(content) for before",
-        "content.startswith(before) for before",
+        "trainer/rendering/toolchoice.py",
+        "text.startswith(form[0]) or form[0].startswith(text) for form",
+        "text.startswith(form[0]) for form",
         unit("held_forms", "test_a_stream_next_to_a_schema_adds_up_to_the_whole_answer[template llama31]"),
     ),
     Mutation(

@@ -63,7 +63,8 @@ def switch_on(adapter: Any, report: Callable[[str], None] = log.warning) -> Trac
         report: gets the reason why it cannot.
     """
     try:
-        recognises, tracer = getattr(adapter, "recognises", None), adapter()
+        recognises = getattr(adapter, "recognises", None)
+        tracer = adapter()
         if (recognises is None or recognises()) and not getattr(tracer, "instrumented", False):
             tracer.instrument()
             return tracer

@@ -128,7 +128,8 @@ def routes(gateway: ApplicationGateway) -> list[Route]:
     """The routes of text and tokens."""
 
     async def tokenize(request: HttpRequest) -> Response:
-        access, limits = gateway.find_attempt("", 1, request.headers), request.app.state.limits
+        access = gateway.find_attempt("", 1, request.headers)
+        limits = request.app.state.limits
         with _admitted(gateway, request):
             return await _read(
                 gateway, request, TokenizeBody, lambda body, served: answer(_tokenized(body, served, access, limits))

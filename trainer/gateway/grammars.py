@@ -50,7 +50,8 @@ def grammar_of(request: ChatRequest, served: ServedPolicy, prompt: IntArray) -> 
     if not request.tools:
         form = "", json.loads(request.sampling.grammar), ""
         return json_grammar([form], served.stop_token_ids, reasoning=reasoning)
-    schema, strict = request.sampling.grammar, is_strict(request.tools)
+    schema = request.sampling.grammar
+    strict = is_strict(request.tools)
     if not (schema or strict or is_one_of_a_list(request, served.rendering)):
         return ""
     call = served.rendering.possible_call(request.tools)

@@ -27,7 +27,9 @@ def parse_in_pieces(body: bytes, depth: int, load: Load, piece: int = PIECE) -> 
     """The value of JSON text.
 
     Args:
-        depth: of nesting, at most. load: parses a piece. piece: brackets and commas of one.
+        depth: of nesting, at most.
+        load: parses a piece.
+        piece: brackets and commas of one.
 
     Raises:
         ValueError: it is not JSON, or nested deeper than `depth`.
@@ -58,8 +60,11 @@ class _Pieces:
     """JSON text whose brackets match.
 
     Attributes:
-        body: the text. places: of its brackets and commas, int [n]. levels: of nesting after each, int32 [n].
-        load: parses a piece. piece: how many brackets and commas it has.
+        body: the text.
+        places: of its brackets and commas, int [n].
+        levels: of nesting after each, int32 [n].
+        load: parses a piece.
+        piece: how many brackets and commas it has.
     """
 
     body: bytes
@@ -70,7 +75,8 @@ class _Pieces:
 
     def container(self, first: int, last: int) -> Any:
         """The list or object between two brackets, by their numbers."""
-        opening, closing = self.body[self.places[first]], self.body[self.places[last]]
+        opening = self.body[self.places[first]]
+        closing = self.body[self.places[last]]
         if _PAIRS.get(opening) != closing:
             raise ValueError("its brackets do not match")
         within = slice(first + 1, last)
@@ -97,7 +103,8 @@ class _Pieces:
 
     def _large(self, before: int, after: int, is_list: bool) -> Any:
         """A list or an object with the one member between two commas or brackets, which is a container."""
-        first, last = before + 1, after - 1
+        first = before + 1
+        last = after - 1
         name = self._text(before, first).strip(_SPACE)
         alone = (self.levels[first:last] > self.levels[before]).all() and not self._text(last, after).strip(_SPACE)
         if not alone or (bool(name) if is_list else not name.endswith(b":")):

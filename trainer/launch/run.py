@@ -230,7 +230,10 @@ async def _opened(options: LaunchOptions) -> AsyncIterator[Opened]:
 
 @contextlib.asynccontextmanager
 async def _command_rollout(options: LaunchOptions, opened: Opened) -> AsyncIterator[CommandRollout]:
-    store, gateway, policy, harness = opened.store, opened.gateway, opened.policy, opened.harness
+    store = opened.store
+    gateway = opened.gateway
+    policy = opened.policy
+    harness = opened.harness
     system_prompts = replacements(opened.prompts)
     async with contextlib.AsyncExitStack() as stack:
         agent = options.agent or (harness.name if harness else program_name(options.command))

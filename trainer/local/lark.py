@@ -108,8 +108,10 @@ class Lark:
     def _lark(self, forms: Sequence[Sequence[Any]], parts: Mapping[str, Any]) -> str:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""
         # Calls that were recorded before there were others have none of these.
-        trigger, otherwise = parts.get("trigger", ""), parts.get("otherwise")
-        several, section = parts.get("several", True), parts.get("section")
+        trigger = parts.get("trigger", "")
+        otherwise = parts.get("otherwise")
+        several = parts.get("several", True)
+        section = parts.get("section")
         # What an allOf of a schema refers to must stay open for the rest of it.
         closed = _closed if "allOf" not in json.dumps([*forms, otherwise]) else lambda schema: schema
         tag = trigger.strip()
@@ -118,9 +120,13 @@ class Lark:
             opening = opening.lstrip()
         elif array := re.match(r" ?\[", forms[0][0].removeprefix(trigger)) if trigger == "[TOOL_CALLS]" else None:
             # Mistral's first form is an array of calls, of which each has an id.
-            opening, separator, ending = trigger + array.group(), ", ", "]"
+            opening = trigger + array.group()
+            separator = ", "
+            ending = "]"
         else:
-            opening, separator, ending = trigger, "", ""
+            opening = trigger
+            separator = ""
+            ending = ""
         is_list = bool(ending)
         rules = []
         for i, (before, schema, after, *style) in enumerate(forms):
@@ -136,7 +142,8 @@ class Lark:
             opened = self._text(opening.removeprefix(tag))
             # Of two texts that begin alike, llguidance reads the longer one: what both begin with stands before them.
             shared = separator if several and ending.startswith(separator) else ""
-            between, after = self._text(separator.removeprefix(shared)), self._text(shared)
+            between = self._text(separator.removeprefix(shared))
+            after = self._text(shared)
             more = f"({between} form {after})*" if several else ""
             calls = f"{opened} form {after} {more} {self._text(ending.removeprefix(shared))}"
         else:

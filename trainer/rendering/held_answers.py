@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agl.trainer.rendering.reasoning import END_THINK, THINK
+from agl.trainer.rendering.toolchoice import may_become_call
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
 _SPACE = " \n"
@@ -24,7 +25,8 @@ def held_message(text: str, grammar: str, around_thoughts: str | None = "\n") ->
         around_thoughts: the characters that the model's parser removes around a thought; None for all white space.
     """
     parts = _parts(grammar)
-    trigger, otherwise = parts.get("trigger", ""), parts.get("otherwise")
+    trigger = parts.get("trigger", "")
+    otherwise = parts.get("otherwise")
     is_schema = not trigger and [form[::2] for form in _three(parts["forms"])] == [["", ""]]
     if not is_schema and otherwise is None:
         return None
@@ -62,6 +64,5 @@ def _is_call(content: str, forms: Sequence[Sequence[Any]], tag: str) -> bool:
     """Whether an answer, of which there may be no more than the beginning, is a call and not JSON."""
     if tag != "{":
         return bool(content) and (content.startswith(tag) or tag.startswith(content))
-    # A call is JSON itself: one of the forms, whose beginnings no answer of the schema has. Where the content is still
-    # shorter than such a beginning, it may become a call.
-    return any(content.startswith(before) or before.startswith(content) for before, *_ in forms)
+    # A call is JSON itself: one of the forms, whose beginnings no answer of the schema has.
+    return may_become_call(content, forms)

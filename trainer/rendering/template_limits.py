@@ -117,7 +117,8 @@ class GuardedTemplate:
         """The text of the template.
 
         Raises:
-            TemplateError: it refuses its variables. ConfigError: it exceeds a limit.
+            TemplateError: it refuses its variables.
+            ConfigError: it exceeds a limit.
         """
         _THREAD.budget = _Budget()
         return self._template.render({**variables, _BUDGET: _THREAD.budget})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,7 +55,8 @@ class ForcedCall:
         rests: the ways to end it: text, the JSON schema of the arguments that follow it, text up to the end of the
             answer (`CALL_ID` in it stands for any id of nine letters and digits, `COUNT` for any number), and how
             arguments are written. Empty where the template writes them in another form.
-        begin: the text of each call before its name. pair: the text of two calls; "" where the template writes one.
+        begin: the text of each call before its name.
+        pair: the text of two calls; "" where the template writes one.
         section: the texts before, between and after several calls, where these have one mark around all of them.
         is_text: whether other answers hold none of the marks that begin a call.
     """
@@ -280,7 +281,8 @@ def _section(pair: str, name: str, before: str, close: str) -> tuple[str, str, s
     next_call = between_calls.partition(call_end)[2]
     begins = [next_call[mark.start() :] for mark in re.finditer("<", next_call)]
     call_begin = max((begin for begin in begins if before.endswith(begin)), key=len, default="")
-    section_begin, section_end = before.removesuffix(call_begin), close.removeprefix(call_end)
+    section_begin = before.removesuffix(call_begin)
+    section_end = close.removeprefix(call_end)
     if not (call_begin and "<" in section_begin and "<" in section_end):
         return None
     return section_begin, next_call.removesuffix(call_begin), section_end
@@ -291,8 +293,18 @@ def _is_text(render: Render, tools: Tools, opening: str) -> bool:
     trigger = ForcedCall(opening, ()).trigger.strip()
     user = {"role": "user", "content": "placeholder"}
     answer = {"role": "assistant", "content": VALUE}
-    prompt, whole = render([user], tools, True), render([user, answer], tools, False)
+    prompt = render([user], tools, True)
+    whole = render([user, answer], tools, False)
     return trigger not in whole[len(prompt) :] if whole.startswith(prompt) and trigger else True
+
+
+def may_become_call(text: str, forms: Iterable[Sequence[Any]]) -> bool:
+    """Whether a text begins as a call in one of these forms does, or is so short that it may yet.
+
+    Args:
+        forms: (what comes before the arguments, ...), as in `ForcedCall.forms`.
+    """
+    return any(text.startswith(form[0]) or form[0].startswith(text) for form in forms)
 
 
 def reads_as_call(schema: Any, call: ForcedCall) -> bool:

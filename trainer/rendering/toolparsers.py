@@ -217,7 +217,8 @@ def mistral(text: str, tools: Tools) -> Iterator[Piece]:
         yield text[at:start]
         # Read as JSON first: a text among the arguments may hold the mark itself.
         body = _skip_space(text, start + len(mark))
-        end, calls = body, None
+        end = body
+        calls = None
         if wasted <= WASTED * len(text):
             calls, end = _mistral_calls(text, body)
         if calls is not None and not any(isinstance(call, Malformed) for call in calls):

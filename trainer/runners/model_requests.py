@@ -147,7 +147,8 @@ def permitted_headers(
     Args:
         allow: names of others that pass, as they are returned.
     """
-    passed, left_out = list[tuple[bytes, bytes]](), list[str]()
+    passed: list[tuple[bytes, bytes]] = []
+    left_out: list[str] = []
     for header, value in headers:
         name = header.decode("latin-1").lower()
         if name == BETAS:
@@ -169,7 +170,8 @@ def permitted_query(api: str, query: str, allow: Collection[str] = ()) -> str:
     Raises:
         NotPermitted: it has other parameters than those of a model's calls, or writes one with escapes.
     """
-    passed, refused = list[str](), list[str]()
+    passed: list[str] = []
+    refused: list[str] = []
     for parameter in filter(None, query.split("&")):
         name, _, value = parameter.partition("=")
         if urllib.parse.unquote_plus(name) == "key":
@@ -188,11 +190,13 @@ def check_request(api: str, path: str, body: Any, allow: Collection[str] = ()) -
     """Refuse a call's body that asks the provider for more than an answer of a model.
 
     Args:
-        path: of the call, below the base URL of its API. body: the value of its JSON.
+        path: of the call, below the base URL of its API.
+        body: the value of its JSON.
         allow: names of what it may hold in addition, as `NotPermitted` has them.
 
     Raises:
-        NotPermitted: it does. RequestError: 400, it has not the form of a call.
+        NotPermitted: it does.
+        RequestError: 400, it has not the form of a call.
     """
     form = _FORMS.get(api) or next(look for end, look in _FORMS_OF_OPENAI.items() if path.endswith(end))
     names = {*form(_object(body, "the body")), *_searching(path), *_searching(body.get("model"))}

@@ -138,7 +138,8 @@ class LightningStore:
         self._url = store if isinstance(store, str) else None
         self._store: base.Store | None = None if isinstance(store, str) else store
         self._opening = threading.Lock()
-        self._opened_at, self._opened = time.time(), time.monotonic()
+        self._opened_at = time.time()
+        self._opened = time.monotonic()
         self.run_id = run_id
         self._scan_seconds, self._scanned_at = scan_debounce_seconds, -float("inf")
         self._spans: OrderedDict[str, _Spans] = OrderedDict()

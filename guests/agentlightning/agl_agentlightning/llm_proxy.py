@@ -287,7 +287,9 @@ class _Attempt:
     """An attempt whose calls come.
 
     Attributes:
-        forwarder: the proxy of its calls. app: its routes. calls: how many are under way.
+        forwarder: the proxy of its calls.
+        app: its routes.
+        calls: how many are under way.
     """
 
     forwarder: _Forwarder

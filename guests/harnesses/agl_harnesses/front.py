@@ -145,7 +145,8 @@ class Onward(Front):
     passes on no call but those of models, and in them nothing but what `model_requests` permits.
 
     Args:
-        keys: API -> headers, with their values for the address of that API. allow: what is permitted in addition, by
+        keys: API -> headers, with their values for the address of that API.
+        allow: what is permitted in addition, by
             the names with which it is refused.
 
     Attributes:
@@ -204,7 +205,8 @@ class Onward(Front):
     async def forward(self, request: Request, name: str, url: str, content: bytes, send: Send) -> None:
         self._seconds, self._open = self.own_seconds, self._open + 1
         try:
-            headers, query = forwarded_headers(request), request.url.query
+            headers = forwarded_headers(request)
+            query = request.url.query
             if self.is_policy(name):
                 headers = [header for header in headers if header[0].decode("latin-1").lower() not in KEY_HEADERS]
             else:

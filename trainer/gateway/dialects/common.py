@@ -170,7 +170,8 @@ def checked(
 
     Args:
         kind: a `closed` TypedDict, or a union of them with a `Discriminator`.
-        value: the object. where: names it in errors.
+        value: the object.
+        where: names it in errors.
         refused: the documented fields that the type lacks.
 
     Raises:
@@ -218,7 +219,9 @@ def _path(steps: Sequence[str | int], value: Any, error: str) -> list[str | int]
     fields, and which fields can have as well. None for a place that the value does not have.
 
     Args:
-        steps: the place as pydantic has it. value: what was checked. error: the error's type.
+        steps: the place as pydantic has it.
+        value: what was checked.
+        error: the error's type.
     """
     if not steps:
         return []
@@ -384,7 +387,8 @@ def tool_choice_object(tools: list[dict[str, Any]], choice: Mapping[str, Any], k
     """OpenAI's choice of one tool, or of the tools that may be called, of which the policy then sees no others.
 
     Args:
-        tools: in the form of Chat Completions. choice: of the request.
+        tools: in the form of Chat Completions.
+        choice: of the request.
         kind: the API's forms of a choice; Chat Completions has names one level deeper.
 
     Raises:
@@ -438,7 +442,8 @@ def tool_choice(tools: list[dict[str, Any]], choice: str | None, required: Seque
     """OpenAI's choice of tools by a word.
 
     Args:
-        tools: in the form of Chat Completions. choice: of the request.
+        tools: in the form of Chat Completions.
+        choice: of the request.
         required: the words for "call any tool".
 
     Raises:

@@ -29,7 +29,8 @@ class ContentTokens:
     """
 
     def __init__(self, rendering: Rendering, *, every: bool = False) -> None:
-        self._rendering, self._every = rendering, every
+        self._rendering = rendering
+        self._every = every
         self._next = 0
         """The first token that was not passed."""
         self._length = 0
@@ -41,7 +42,8 @@ class ContentTokens:
         """The places of the tokens that were not taken before.
 
         Args:
-            ids: sampled so far. content: the text that they make up so far.
+            ids: sampled so far.
+            content: the text that they make up so far.
             reasoning: how many of them are reasoning.
             whole: whether that is all of the answer; until then, a token waits until all of its text is in the content.
         """
@@ -64,7 +66,8 @@ class ContentTokens:
     def _characters(self, ids: Sequence[int], left: str, *, whole: bool) -> int | bool | None:
         """How many characters the next token adds to a content of which `left` is left. False if it is no part of it;
         None if that is not known yet."""
-        first, place = max(0, self._next - CONTEXT), self._next
+        first = max(0, self._next - CONTEXT)
+        place = self._next
         # By its length, as the end of the text before can change: a part of a character is shown in its place.
         before = self._rendering.decode(ids[first:place])
         text = self._added(ids, first, len(before), whole=whole)
@@ -92,7 +95,8 @@ class ContentTokens:
         may not be sampled yet.
 
         Args:
-            first: where in `ids` decoding begins. before: how many characters come before the token.
+            first: where in `ids` decoding begins.
+            before: how many characters come before the token.
         """
         place = self._next
         text = self._rendering.decode(ids[first : place + 1])[before:]

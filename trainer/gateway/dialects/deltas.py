@@ -15,6 +15,7 @@ from agl.trainer.gateway.dialects.common import logprob_entries
 from agl.trainer.gateway.dialects.content_tokens import ContentTokens
 from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.rendering import Rendering
+from agl.trainer.rendering.toolchoice import may_become_call
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
 TOOL_MARKER_LENGTH = 24
@@ -101,7 +102,7 @@ class MessageDeltas:
         if call is None or call.trigger != "{":
             return False
         # An answer that is held to a schema begins otherwise than a call.
-        return not grammar or any(begun.startswith(form[0]) or form[0].startswith(begun) for form in call.forms)
+        return not grammar or may_become_call(begun, call.forms)
 
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""
@@ -115,10 +116,13 @@ class MessageDeltas:
         """The log-probs that belong to a choice's delta of text, right after it: of the tokens whose text the deltas
         hold by now, without those of earlier deltas; with `rest`, of all that are left."""
         if isinstance(sampled, Choice):
-            ids, prompt = sampled.ids, sampled.prompt
+            ids = sampled.ids
+            prompt = sampled.prompt
         else:
-            ids, prompt = sampled.token_ids.tolist(), ()
-        reasoning, parsed = self._reasoning_tokens[number], self._last_parsed[number]
+            ids = sampled.token_ids.tolist()
+            prompt = ()
+        reasoning = self._reasoning_tokens[number]
+        parsed = self._last_parsed[number]
         if reasoning is None:
             assert parsed is not None
             reasoning = self._rendering.reasoning_size(ids, parsed, prompt_ids=prompt)

@@ -54,7 +54,8 @@ def _anthropic_page(models: Sequence[Model], query: Mapping[str, str]) -> Mappin
     limit = number_of(query.get("limit", "20"))
     if limit is None or not 1 <= limit <= 1000:
         raise _no_page("limit", f"is {query['limit']!r}; it is 1 to 1000")
-    first, end = 0, len(models)
+    first = 0
+    end = len(models)
     if "after_id" in query:
         first = _place(ids, query, "after_id") + 1
     if "before_id" in query:

@@ -25,11 +25,13 @@ class Clock:
     """Seconds since the epoch, by the database's clock or by this machine's. Two calls return different times.
 
     Args:
-        wall: seconds since the epoch; of this machine if None. steady: monotonic seconds since any moment.
+        wall: seconds since the epoch; of this machine if None.
+        steady: monotonic seconds since any moment.
     """
 
     def __init__(self, wall: Callable[[], float] | None = None, steady: Callable[[], float] = time.monotonic) -> None:
-        self._wall, self.steady = wall or time.time, steady
+        self._wall = wall or time.time
+        self.steady = steady
         self._lock = threading.Lock()
         self._last = 0.0
         self.set(None)

@@ -119,7 +119,8 @@ class SqlStore(Store):
 
     # -- rollouts and attempts ------------------------------------------------------------------------------------
     async def enqueue_rollouts(self, rollouts: Sequence[NewRollout]) -> list[Rollout]:
-        now, steady = self._clock.now(), self._clock.steady()
+        now = self._clock.now()
+        steady = self._clock.steady()
         # Ids are chosen before the operation, so that it can be run twice.
         new = [r if r.rollout_id else dataclasses.replace(r, rollout_id=new_rollout_id()) for r in rollouts]
         for r in new:
@@ -156,7 +157,8 @@ class SqlStore(Store):
     async def _lease(
         self, worker_id: str | None, run_id: str | None, request_id: str | None
     ) -> AttemptedRollout | None:
-        request, steady = self._lease_request(worker_id, run_id, request_id), self._clock.steady()
+        request = self._lease_request(worker_id, run_id, request_id)
+        steady = self._clock.steady()
         future = self._database.write_each(lifecycle.dequeue, request)
         try:
             leased = await asyncio.shield(future)
@@ -192,7 +194,8 @@ class SqlStore(Store):
     async def update_attempt(
         self, rollout_id: str, attempt: int, status: AttemptStatus, *, error: str | None = None
     ) -> Rollout:
-        passed, ran = self._beginnings.seconds(rollout_id), self._beginnings.seconds((rollout_id, attempt))
+        passed = self._beginnings.seconds(rollout_id)
+        ran = self._beginnings.seconds((rollout_id, attempt))
         move = lifecycle.Move(rollout_id, attempt, status, error, self._clock.now(), passed, ran)
         return await self._changed(self._database.write_each(lifecycle.move, move))
 
@@ -212,13 +215,15 @@ class SqlStore(Store):
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, *, request_id: str | None = None
     ) -> AttemptedRollout:
-        request, steady = self._lease_request(worker_id, None, request_id), self._clock.steady()
+        request = self._lease_request(worker_id, None, request_id)
+        steady = self._clock.steady()
         started = await self._database.write(lambda c: lifecycle.start_attempt(c, rollout_id, request))
         self._beginnings.began(_key(started.attempt), steady)
         return started
 
     async def update_rollout(self, rollout_id: str, values: Mapping[str, Any]) -> Rollout:
-        now, passed = self._clock.now(), self._beginnings.seconds(rollout_id)
+        now = self._clock.now()
+        passed = self._beginnings.seconds(rollout_id)
         return await self._changed(
             self._database.write(lambda c: lifecycle.set_fields(c, rollout_id, values, now, passed))
         )

@@ -296,7 +296,9 @@ def _object(
     """The fields of an object that ask for something, under the first of protobuf's names.
 
     Args:
-        kind: a `closed` TypedDict. value: the object. where: names it in errors; "" for the body.
+        kind: a `closed` TypedDict.
+        value: the object.
+        where: names it in errors; "" for the body.
         refused: the documented fields that the type lacks.
 
     Raises:
@@ -372,7 +374,8 @@ def _form(config: Mapping[str, Any]) -> dict[str, Any]:
     """The `response_format` of Chat Completions; none for free text."""
     _only_one(config, "responseSchema", "responseJsonSchema", "generationConfig.")
     name = _schema_field(config)
-    schema, kind = config.get(name), config.get("responseMimeType") or "text/plain"
+    schema = config.get(name)
+    kind = config.get("responseMimeType") or "text/plain"
     if kind != "application/json":
         if schema is None and kind == "text/plain":
             return {}

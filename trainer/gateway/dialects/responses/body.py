@@ -190,8 +190,11 @@ class ResponsesRequest(DialectRequest[ResponsesBody]):
     """A request of the dialect.
 
     Attributes:
-        items: of its input. new: their messages. previous: the response that it continues.
-        logprobs: whether the answer has log-probs. seals: whether its reasoning has `encrypted_content`.
+        items: of its input.
+        new: their messages.
+        previous: the response that it continues.
+        logprobs: whether the answer has log-probs.
+        seals: whether its reasoning has `encrypted_content`.
     """
 
     items: list[Item]
