@@ -302,7 +302,8 @@ FEATURES: dict[str, Mapping[str, Case]] = {
         "messages": no_effect(output_config={"task_budget": {"type": "tokens", "total": 20000}}),
     },
     "user, metadata, labels, service tiers": {
-        "chat": no_effect(user="u", metadata={"a": "b"}, safety_identifier="s", service_tier="flex"),
+        # The tier is one that the answers of the oldest release know, too.
+        "chat": no_effect(user="u", metadata={"a": "b"}, safety_identifier="s", service_tier="scale"),
         "responses": no_effect(user="u", metadata={"a": "b"}, safety_identifier="s", service_tier="flex"),
         "messages": no_effect(metadata={"user_id": "u"}, service_tier="standard_only", speed="standard"),
         "google": no_effect(labels={"a": "b"}, serviceTier="flex"),

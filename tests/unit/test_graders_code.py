@@ -92,7 +92,7 @@ def f(x):
     return x + 1
 """
     assert PythonTests(timeout=5)(TASK, code) == pytest.approx(1 / 3)
-    for _ in range(50):
+    for _ in range(400):
         if not _running("sleep\x001000.0625"):
             return
         time.sleep(0.05)

@@ -7,12 +7,14 @@ import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import openai
 import pytest
+from late import installed
 from running import fit
 from websockets.sync.server import ServerConnection, serve
 
@@ -27,6 +29,18 @@ from agl.messages import read
 from agl.testing.provider import says
 from agl.testing.provider import serve as provider_of
 from agl.tracing.context import RolloutContext
+
+
+@pytest.fixture(scope="module", autouse=True)
+def httpx_ws() -> None:
+    """Import httpx-ws before a server's thread runs.
+
+    pytest makes syntax trees of anyio's modules, which CPython 3.11 can fail to do in a program with threads
+    (https://github.com/python/cpython/issues/106905).
+    """
+    if installed("httpx_ws"):
+        import_module("httpx_ws")
+
 
 USAGE = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
 
