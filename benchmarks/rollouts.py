@@ -33,6 +33,7 @@ import numpy as np
 import agl
 from agl.trainer.quickstart.demos import SYSTEM_PROMPT, TOOL_NAME, tool_call
 from agl.trainer.quickstart.tasks import calculate, exact_answer
+from agl.trainer.run.run import Algorithm
 
 CONCURRENT = 32
 BATCH = 128
@@ -269,7 +270,7 @@ async def plain_side(name: str, url: str) -> None:
     await _rounds(batch)
 
 
-class Rounds:
+class Rounds(Algorithm):
     """An algorithm that trains nothing."""
 
     async def run(self, run: Any) -> None:

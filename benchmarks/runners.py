@@ -20,7 +20,7 @@ from typing import Any
 import agl
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.run.results import require_some
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.run.workplace import Workplace
 
 TASKS = {"nothing": 400, "waits": 200, "computes": 100}
@@ -35,7 +35,7 @@ def agent(task: Any) -> float:
     return 1.0
 
 
-class Rollouts:
+class Rollouts(Algorithm):
     """An algorithm that runs each kind of task, after a warm-up, and times it."""
 
     def __init__(self, n: int) -> None:

@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from processes import AGL, family, free_port, programs
 
 import agl
+from agl.trainer.run.run import Algorithm
 from agl.trainer.store.sql.sqlite import CACHE_KIB
 
 GROWTH_BYTES = 100
@@ -68,7 +69,7 @@ def agent(task: Any, llm: agl.LLM) -> float:
 
 
 # -- the trainer's process --------------------------------------------------------------------------------------------
-class Soak:
+class Soak(Algorithm):
     """An algorithm that trains nothing: it prints after each step how many ended, and waits for "on" or "end"."""
 
     async def run(self, run: Any) -> None:

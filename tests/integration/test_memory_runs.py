@@ -20,7 +20,7 @@ from agl.errors import AglError, ConfigError, RolloutError
 from agl.testing.provider import Reply, last_said, serve
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.policies.frozen import FrozenPolicy
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.remote.worker import run_worker
 from agl.trainer.store import open_store
@@ -38,7 +38,7 @@ def runners(request: pytest.FixtureRequest) -> str:
 
 
 @dataclass
-class InSteps:
+class InSteps(Algorithm):
     """An algorithm that runs the tasks whose field "step" says so in each step, and trains nothing.
 
     Attributes:

@@ -26,7 +26,7 @@ from agl.trainer.http.limits import Limits
 from agl.trainer.quickstart.tokenizer import build_tokenizer
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.run.results import require_some
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
@@ -286,7 +286,7 @@ async def serving(
         await store.close()
 
 
-class ScriptedRollouts:
+class ScriptedRollouts(Algorithm):
     """An algorithm for `agl.Trainer`: tasks are run on a scripted engine, which all policies share; nothing is trained.
 
     Args:

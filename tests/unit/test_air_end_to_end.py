@@ -23,7 +23,7 @@ from agl.mdp.span_index import SpanIndex
 from agl.testing.subject import NO_NUMBERS, Subject, add
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.report.explain import describe, render
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.store import open_store
 
@@ -294,7 +294,7 @@ async def test_a_handoff_by_command_in_langgraph() -> None:
 # -- a run ------------------------------------------------------------------------------------------------------------
 
 
-class _Scripted:
+class _Scripted(Algorithm):
     """An algorithm that trains nothing and serves a policy that answers by script."""
 
     def __init__(self, script: list[Any], n: int = 1) -> None:

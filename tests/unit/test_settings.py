@@ -15,7 +15,14 @@ from agl.errors import ConfigError
 from agl.trainer.algorithms import groups, settings
 from agl.trainer.algorithms.policy_gradient import PolicyGradient
 from agl.trainer.local import protocol
-from agl.trainer.local.config import LearnerConfig, LoraSpec
+from agl.trainer.local.config import (
+    LearnerConfig,
+    LoraSpec,
+    LossSettings,
+    OptimizerSettings,
+    PassSettings,
+    ProcessSettings,
+)
 from agl.trainer.local.policy import PolicySpec, environment
 
 OWN = {
@@ -41,6 +48,14 @@ def test_every_setting_is_on_both_sides_or_accounted_for() -> None:
     assert algorithm - learner - spec == OWN
     assert learner - algorithm == DERIVED | DEFAULTS
     assert spec - algorithm == OF_THE_RUN
+
+
+def test_a_setting_of_the_policy_process_is_declared_once() -> None:
+    """An algorithm, its groups, the learner and the policy process share declarations: type and default."""
+    shared = (OptimizerSettings, LossSettings, PassSettings, ProcessSettings)
+    for kind in (groups.Optimizer, groups.Device, groups.Loss, settings.TrainingSettings, LearnerConfig, PolicySpec):
+        for base in shared:
+            assert not names(base) & inspect.get_annotations(kind).keys(), f"{kind.__name__} declares again"
 
 
 def test_settings_of_the_same_name_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

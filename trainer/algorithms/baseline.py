@@ -18,14 +18,14 @@ from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.policies.policies import by_policy
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import measurement, require_tasks
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.store.types import Mode
 
 
 @checked_options
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(Algorithm):
     """Measures an agent without training it.
 
     With `model` or `engine` the selected agents are answered by that policy, with the sampling parameters that they ask
@@ -66,6 +66,9 @@ class Baseline:
             return
         for engine in self.engine.values() if isinstance(self.engine, Mapping) else [self.engine]:
             require_served_model("engine", engine)
+
+    def local_model(self) -> str | None:
+        return self.model if isinstance(self.model, str) else None
 
     async def run(self, run: Run) -> None:
         await self._measure(run, run.train, run.val, self.repeats)

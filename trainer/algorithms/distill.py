@@ -81,8 +81,11 @@ class Distill(LocalTraining):
                 )
         LocalTraining.__post_init__(self)
 
-    def _learner_settings(self) -> dict[str, Any]:
+    def _loss_settings(self) -> dict[str, Any]:
         return {"minibatches": self.minibatches}
+
+    def _max_staleness(self) -> int:
+        return self.max_staleness
 
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         # A server may move, and its name is known only when it was asked.

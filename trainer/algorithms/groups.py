@@ -10,20 +10,13 @@ import inspect
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from agl.errors import ConfigError
 from agl.mdp.types import Transition
 from agl.options import reject_unknown, require_types
-from agl.trainer.local.config import Attention, Autocast, EngineName, Quantize
-from agl.trainer.objectives import (
-    Estimator,
-    EstimatorFunction,
-    KLKind,
-    PolicyLossFunction,
-    PolicyLossKind,
-    RolloutIS,
-)
+from agl.trainer.local.config import LossSettings, OptimizerSettings, PassSettings, ProcessSettings
+from agl.trainer.objectives import Estimator, EstimatorFunction, PolicyLossFunction, PolicyLossKind
 from agl.trainer.objectives.advantages import Shaping
 from agl.trainer.run.config import RunConfig
 
@@ -51,7 +44,7 @@ def group(cls: T) -> T:
 
 @group
 @dataclass(frozen=True, kw_only=True)
-class Optimizer:
+class Optimizer(OptimizerSettings):
     """Settings of AdamW and its learning rate.
 
     Attributes:
@@ -59,14 +52,8 @@ class Optimizer:
         schedule: learning rate after the warm-up: "constant", or "linear" (down to 0 at the last step).
         betas: AdamW's decay rates of its two moments.
         weight_decay: AdamW's weight decay.
-        grad_clip: largest norm of the gradient.
+        grad_clip: largest norm of the gradient; None = no limit.
     """
-
-    warmup_steps: int = 0
-    schedule: Literal["constant", "linear"] = "constant"
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    grad_clip: float = 1.0
 
 
 @group
@@ -94,7 +81,7 @@ class Sampling:
 
 @group
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(ProcessSettings, PassSettings):
     """Settings of the hardware and its memory.
 
     Attributes:
@@ -116,20 +103,6 @@ class Device:
         load_timeout: time limit for loading the model without any progress, in seconds: no byte of a download, no
             tensor, nothing read from the disk, and with "vllm" no new line of its log. None = no limit.
     """
-
-    device: str = "auto"
-    dtype: str = "auto"
-    quantize: Quantize | None = None
-    engine: EngineName = "torch"
-    gpu_memory: float | None = None
-    data_parallel: int = 1
-    max_context: int | None = None
-    threads: int | None = None
-    max_tokens_per_microbatch: int | None = None
-    attention: Attention | None = None
-    autocast: Autocast | None = None
-    activation_checkpointing: bool = False
-    load_timeout: float | None = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +135,7 @@ class Overlong:
 
 @group
 @dataclass(frozen=True, kw_only=True)
-class Loss:
+class Loss(LossSettings):
     """Settings of a policy gradient's advantages and loss. Defaults are those of `agl.GRPO`.
 
     Attributes:
@@ -197,22 +170,7 @@ class Loss:
     baseline_decay: float = 0.9
     normalize_std: bool = True
     policy_loss: PolicyLossKind | PolicyLossFunction = "vanilla"
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    max_kl: float | None = 0.5
-    kl_coef: float = 0.0
-    kl_kind: KLKind = "k3"
-    entropy_coef: float = 0.0
-    update_epochs: int = 1
-    minibatches: int = 1
-    rollout_is: RolloutIS | None = None
-    rollout_is_threshold: float | tuple[float, float] = 2.0
     overlong: Overlong | None = None
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_coef: float = 0.5
-    value_clip: float | None = 0.5
-    value_learning_rate: float | None = None
 
 
 _OF_TRAINER = {f.name: "agl.Trainer" for f in fields(RunConfig)}

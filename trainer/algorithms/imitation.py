@@ -38,7 +38,7 @@ class SFT(LocalTraining):
         require_positive(batch_size=self.batch_size)
         LocalTraining.__post_init__(self)
 
-    def _learner_settings(self) -> dict[str, Any]:
+    def _loss_settings(self) -> dict[str, Any]:
         return {"policy_loss": "nll"}
 
     async def source(self, run: Run) -> Source:

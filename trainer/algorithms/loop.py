@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from agl.trainer.policies.policies import Policies
 from agl.trainer.run.failures import failures_line, require_sound
 from agl.trainer.run.machine import Machine
 from agl.trainer.run.results import measurement, require_some, require_tasks
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.runners.protocol import RolloutResult
 
 SMALL_MODEL = 20_000_000
@@ -330,12 +331,18 @@ def _require_updates(run: Run, policies: Policies) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTraining(StepFunctions):
+class LocalTraining(StepFunctions, Algorithm):
     """An algorithm with the embedded engine and learner."""
 
     async def run(self, run: Run) -> None:
         """See `agl.trainer.run.run.Algorithm`."""
         await train(run, self)
+
+    def prompts_directory(self) -> str | Path | None:
+        return self.prompts
+
+    def local_model(self) -> str:
+        return self.model
 
     async def dev(self, run: Run, n_tasks: int) -> list[RolloutResult]:
         """See `agl.trainer.run.run.Algorithm`."""

@@ -338,7 +338,7 @@ class Settings:
                     raise ConfigError(f"{origin}: {cls.__name__} has no option {name!r}", hint=nearest(name, names))
                 options[name] = reward(value) if name == "by" else value
         if not {"steps", "epochs"} & set(options) and cls.timed:
-            options |= {"steps": steps} if steps and getattr(cls, "needs_tasks", True) else {"epochs": 1}
+            options |= {"steps": steps} if steps and cls.needs_tasks else {"epochs": 1}
         options |= {name: self.values[name] for name in _MODEL if name in self.values} | {"model": self.model()}
         if isinstance(rank := options.get("lora"), int):
             options["lora"] = LoraSpec(rank=rank, alpha=2.0 * rank)

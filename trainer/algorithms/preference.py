@@ -65,8 +65,8 @@ class DPO(LocalTraining):
         pairs([], margin=self.margin, by=self.by)
         LocalTraining.__post_init__(self)
 
-    def _learner_settings(self) -> dict[str, Any]:
-        return {"policy_loss": "dpo"}
+    def _loss_settings(self) -> dict[str, Any]:
+        return {"policy_loss": "dpo", "beta": self.beta}
 
     async def source(self, run: Run) -> Source:
         if self.data is None:

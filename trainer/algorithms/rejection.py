@@ -60,8 +60,8 @@ class RFT(LocalTraining):
             )
         LocalTraining.__post_init__(self)
 
-    def _learner_settings(self) -> dict[str, Any]:
-        return {"policy_loss": "nll", "minibatches": self.minibatches}
+    def _loss_settings(self) -> dict[str, Any]:
+        return {"policy_loss": "nll", "update_epochs": self.update_epochs, "minibatches": self.minibatches}
 
     async def source(self, run: Run) -> Source:
         tasks = self.tasks and min(self.tasks, len(run.train))

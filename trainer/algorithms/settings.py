@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
@@ -12,7 +12,17 @@ from agl.agents.prompts import load_prompts, prompts_digest
 from agl.errors import ConfigError, nearest
 from agl.extras import TRAINING, require
 from agl.trainer.algorithms.groups import Device, Loss, Optimizer, Sampling
-from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec, require_dtype
+from agl.trainer.local.config import (
+    Attention,
+    EngineName,
+    LearnerConfig,
+    LoraSpec,
+    LossSettings,
+    OptimizerSettings,
+    PassSettings,
+    ProcessSettings,
+    require_dtype,
+)
 from agl.trainer.local.policy import PolicySpec
 from agl.trainer.local.prepared import template_text
 from agl.trainer.objectives import Estimator, LossAgg, PolicyLossKind
@@ -116,23 +126,36 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
             require("engine='vllm'", "vllm")
 
     def policy_spec(self, seed: int, steps: int) -> PolicySpec:
-        """The settings of the policy process: fields of the same name are passed on, the others are derived."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        learner = {f.name: values[f.name] for f in fields(LearnerConfig) if f.name in values} | {
-            "total_steps": steps if self.schedule == "linear" else None,
-            "loss_scale_factor": float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
-            "seed": seed,
-            **self._learner_settings(),
-        }
-        usual = self.learning_rate is None
-        if usual:
-            del learner["learning_rate"]
-        shared = {f.name: values[f.name] for f in fields(PolicySpec) if f.name in values}
-        return PolicySpec(**shared, seed=seed, learner=LearnerConfig(**learner), usual_rate=usual)
+        """The settings of the policy process and of its learner."""
+        learner = LearnerConfig(
+            **_values(self, OptimizerSettings),
+            **_values(self, PassSettings),
+            **self._loss_settings(),
+            total_steps=steps if self.schedule == "linear" else None,
+            loss_agg=self.loss_agg,
+            loss_scale_factor=float(self.max_response_tokens) if self.loss_agg.endswith("-norm") else None,
+            seed=seed,
+        )
+        if self.learning_rate is not None:
+            learner = replace(learner, learning_rate=self.learning_rate)
+        return PolicySpec(
+            **_values(self, ProcessSettings),
+            model=self.model,
+            lora=self.lora,
+            seed=seed,
+            learner=learner,
+            max_batch=self.max_batch,
+            max_staleness=self._max_staleness(),
+            usual_rate=self.learning_rate is None,
+        )
 
-    def _learner_settings(self) -> dict[str, Any]:
-        """The learner's settings that have other names here."""
+    def _loss_settings(self) -> dict[str, Any]:
+        """The algorithm's settings of the loss, as fields of `LearnerConfig`."""
         return {}
+
+    def _max_staleness(self) -> int:
+        """By how many updates the weights that sample may be older than those that learn."""
+        return 0
 
     def identity(self, run: Run, steps: int) -> dict[str, Any]:
         """The settings that a run must keep when it is resumed."""
@@ -226,9 +249,21 @@ class PolicyGradientSettings(Loss, TrainingSettings):
             )
         TrainingSettings.__post_init__(self)
 
-    def _learner_settings(self) -> dict[str, Any]:
-        own = {"policy_loss": Portable("policy_loss", self.policy_loss)} if callable(self.policy_loss) else {}
-        return {"critic": self.adv_estimator == "gae", **own}
+    def _loss_settings(self) -> dict[str, Any]:
+        loss = self.policy_loss
+        return {
+            **_values(self, LossSettings),
+            "policy_loss": Portable("policy_loss", loss) if callable(loss) else loss,
+            "critic": self.adv_estimator == "gae",
+        }
+
+    def _max_staleness(self) -> int:
+        return self.max_staleness
+
+
+def _values(settings: object, kind: type) -> dict[str, Any]:
+    """The fields of one of the bases of `settings`, with their values."""
+    return {f.name: getattr(settings, f.name) for f in fields(kind)}
 
 
 def _require_known(name: str, value: Any, kind: Any) -> None:

@@ -197,7 +197,7 @@ def train(
     if webhook is not None:
         trainer_options["callbacks"] = Webhook(webhook)
     trainer_options["runners"] = runners
-    samples = tasks is not None or val is not None or getattr(built, "needs_tasks", True)
+    samples = tasks is not None or val is not None or built.needs_tasks
     remote_agent = runners == "remote" and agent is None and agent_command is None
     runnable: Any = None
     if samples and not remote_agent:
@@ -207,7 +207,7 @@ def train(
             )
         command = partial(load_command, str(agent_command), reward, env or ())
         runnable = load_agent(agent, reward) if agent is not None else command()
-    if tasks is None and getattr(built, "needs_tasks", True):
+    if tasks is None and built.needs_tasks:
         raise ConfigError("no tasks given", hint="--tasks FILE, one JSON value per line")
     train_tasks = read_tasks(tasks) if tasks else []
     val_tasks = read_tasks(val) if val else None

@@ -28,82 +28,101 @@ _CHOICES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerConfig:
-    """How to update the policy.
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """The fields of `agl.Optimizer`, which describes them."""
 
-    Attributes:
-        learning_rate: the peak. betas, weight_decay: AdamW's.
-        grad_clip: largest norm of the gradient; None for no limit.
-        warmup_steps: updates in which the learning rate grows linearly to its peak.
-        schedule: after that "constant", or "linear" down to 0 at `total_steps` updates.
-        total_steps: updates in all; only for "linear".
-        clip_low, clip_high, dual_clip: see `agl.trainer.objectives.losses.policy_loss` (clip_low, clip_high, clip_c).
-        max_kl: an optimiser step of a sampled policy's loss is shortened until it changes the policy by at most this
-            KL, in nats per token; None for no limit. See `learner.trust_region`.
-        policy_loss: "vanilla" (PPO's clipped ratio of each token), "gspo", "cispo", "sapo", "vespo", "geo_mean" or a
-            function; see `agl.trainer.objectives.losses`. "nll" is supervised fine-tuning: minus the log-prob of each
-            trained token at temperature 1, times its advantage; behaviour log-probs and temperatures of the rows are
-            not used. "dpo" compares pairs of rollouts by the log-probs of all their trained tokens, at temperature 1,
-            with the weights that training began with as reference; its loss is the mean over pairs.
-        beta: of "dpo".
-        rollout_is, rollout_is_threshold: take the ratio against the learner's own log-probs before the update, and
-            weigh each token by how these differ from the sampler's, within the threshold; see
-            `agl.trainer.objectives.importance`. None takes the ratio against the sampler's log-probs.
-        critic: train a value head on the policy's last hidden states, and turn each call's return, passed as its
-            advantage, into advantages token by token with `gamma` and `lam`; see `agl.trainer.objectives.gae`.
-        value_coef, value_clip: weight of its loss, and how far a value may move in one update; None for no limit.
-        value_learning_rate: of the value head; None = `learning_rate`.
-        kl_coef: weight of the KL penalty against the weights that training began with; 0 keeps no reference model.
-        kl_kind: see `agl.trainer.objectives.kl.kl_penalty`.
-        entropy_coef: weight of the entropy bonus.
-        update_epochs: passes over the data of an update.
-        minibatches: optimiser steps per pass; a rollout is never divided.
-        max_tokens_per_microbatch: tokens of one forward pass, padding included; a longer row goes alone. None = 16384
-            on cuda and 4096 on CPU, where larger passes fall out of the caches.
-        share_prefixes: compute tokens that several rollouts begin with once (`learner.prefix_trees`), where the model's
-            attention can be reproduced: not with sliding windows, soft caps or sinks. Adapter dropout draws once for
-            them, too.
-        loss_agg, loss_scale_factor: see `agl.trainer.objectives.reduction.token_weights`.
-        autocast: dtype that updates compute in; None = "bfloat16" on cuda and "float32" on CPU. A CPU with bfloat16
-            instructions is about twice as fast with "bfloat16", at importance ratios that are off by half a percent.
-        activation_checkpointing: keep only each layer's input for the backward pass, which computes the layer again: a
-            third more computation, a fraction of the memory, the same gradient.
-        seed: of the division into mini-batches and of adapter dropout.
-    """
-
-    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    schedule: Schedule = "constant"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip: float | None = 1.0
-    warmup_steps: int = 0
-    schedule: Schedule = "constant"
-    total_steps: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """The fields of `agl.Loss` that the learner reads; it describes them."""
+
     clip_low: float = 0.2
     clip_high: float = 0.2
-    dual_clip: float | None = 3.0
     max_kl: float | None = 0.5
-    policy_loss: LossKind | PolicyLossFunction = "vanilla"
-    beta: float = 0.1
-    rollout_is: RolloutIS | None = None
-    rollout_is_threshold: float | tuple[float, float] = 2.0
-    critic: bool = False
-    gamma: float = 1.0
-    lam: float = 1.0
-    value_coef: float = 0.5
-    value_clip: float | None = 0.5
-    value_learning_rate: float | None = None
     kl_coef: float = 0.0
     kl_kind: KLKind = "k3"
     entropy_coef: float = 0.0
     update_epochs: int = 1
     minibatches: int = 1
+    rollout_is: RolloutIS | None = None
+    rollout_is_threshold: float | tuple[float, float] = 2.0
+    gamma: float = 1.0
+    lam: float = 1.0
+    value_coef: float = 0.5
+    value_clip: float | None = 0.5
+    value_learning_rate: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassSettings:
+    """The fields of `agl.Device` that the learner's passes read; it describes them."""
+
     max_tokens_per_microbatch: int | None = None
+    autocast: Autocast | None = None
+    activation_checkpointing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings:
+    """The fields of `agl.Device` that the policy process reads; it describes them."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    quantize: Quantize | None = None
+    engine: EngineName = "torch"
+    gpu_memory: float | None = None
+    data_parallel: int = 1
+    max_context: int | None = None
+    threads: int | None = None
+    attention: Attention | None = None
+    load_timeout: float | None = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig(OptimizerSettings, LossSettings, PassSettings):
+    """How to update the policy: an algorithm's settings of optimizer, loss and passes, and these.
+
+    Attributes:
+        learning_rate: the peak.
+        total_steps: updates after which a "linear" schedule ends at 0; only for that one.
+        policy_loss: "vanilla" (PPO's clipped ratio of each token), "gspo", "cispo", "sapo", "vespo", "geo_mean" or a
+            function; see `agl.trainer.objectives.losses`. "nll" is supervised fine-tuning: minus the log-prob of each
+            trained token at temperature 1, times its advantage; behaviour log-probs and temperatures of the rows are
+            not used. "dpo" compares pairs of rollouts by the log-probs of all their trained tokens, at temperature 1,
+            with the weights that training began with as reference; its loss is the mean over pairs.
+        dual_clip: `clip_c` of `agl.trainer.objectives.losses.policy_loss`; None for none.
+        beta: weight of the reference in "dpo".
+        critic: train a value head on the policy's last hidden states, and turn each call's return, passed as its
+            advantage, into advantages token by token with `gamma` and `lam`; see `agl.trainer.objectives.gae`.
+        share_prefixes: compute tokens that several rollouts begin with once (`learner.prefix_trees`), where the model's
+            attention can be reproduced: not with sliding windows, soft caps or sinks. Adapter dropout draws once for
+            them, too.
+        loss_agg: how tokens are averaged; see `agl.trainer.objectives.reduction.token_weights`.
+        loss_scale_factor: divisor of "seq-mean-token-sum-norm"; None with any other.
+        seed: of the division into mini-batches and of adapter dropout.
+
+    A rollout is never divided between mini-batches. A row that is longer than `max_tokens_per_microbatch` goes alone;
+    None is 16384 on cuda and 4096 on a CPU, where larger passes fall out of the caches. `kl_coef=0` keeps no reference
+    model. A CPU with bfloat16 instructions is about twice as fast with `autocast="bfloat16"`, at importance ratios that
+    are off by half a percent.
+    """
+
+    learning_rate: float = 1e-6
+    total_steps: int | None = None
+    policy_loss: LossKind | PolicyLossFunction = "vanilla"
+    dual_clip: float | None = 3.0
+    beta: float = 0.1
+    critic: bool = False
     share_prefixes: bool = True
     loss_agg: LossAgg = "token-mean"
     loss_scale_factor: float | None = None
-    autocast: Autocast | None = None
-    activation_checkpointing: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -12,34 +12,24 @@ from typing import get_args
 from agl.errors import AglError, ConfigError, nearest
 from agl.extras import require
 from agl.trainer.engines.base import Completion
-from agl.trainer.local.config import Attention, EngineName, LearnerConfig, LoraSpec, Quantize
+from agl.trainer.local.config import LearnerConfig, LoraSpec, ProcessSettings, Quantize
 
 
 @dataclass(frozen=True, slots=True)
-class PolicySpec:
-    """A policy to load, serve and train.
+class PolicySpec(ProcessSettings):
+    """A policy to load, serve and train, in a process with these settings.
 
     Attributes:
         model: a local Hugging Face directory or a hub id.
         name: the policy's name.
-        device: "cpu", "cuda", "cuda:1" or "auto". dtype: of the weights, or "auto".
-        quantize: hold the base of `lora` in "4bit" or "8bit" (`agl.trainer.local.quantized`); None = in `dtype`.
-        attention: of the learner where rows share no prefixes, "eager" or "sdpa"; None = eager on CPU, sdpa on cuda.
         lora: train an adapter instead of all weights.
         seed: of the adapter's start.
-        max_context: longest prompt + answer in tokens; None = the model's own limit.
-        threads: torch threads on CPU; None = OMP_NUM_THREADS, else the number of cores less one, at least one.
         learner: how to train.
         max_batch: at most this many answers are sampled at once.
-        engine: what samples: "torch" in the learner's process, "vllm" in a separate one. gpu_memory: the latter's share
-            of the GPU's memory; None = 0.4.
         max_staleness: above 0, answers are sampled from a copy of the weights, also while these are trained;
             `LocalPolicy.publish` renews the copy.
         trained: False for one that only answers, or scores.
-        data_parallel: processes that each hold the weights, sample some of the answers and compute some of each update,
-            on a GPU each.
         usual_rate: whether the learning rate is the usual one (`agl.trainer.local.rates`) instead of the learner's.
-        load_timeout: how long loading may make no progress (`agl.trainer.local.loading`), in seconds; None = for ever.
 
     Raises:
         ConfigError: `quantize` or `data_parallel` cannot be honoured.
@@ -47,22 +37,12 @@ class PolicySpec:
 
     model: str
     name: str = "policy"
-    device: str = "auto"
-    dtype: str = "auto"
-    quantize: Quantize | None = None
-    attention: Attention | None = None
     lora: LoraSpec | None = None
     seed: int = 0
-    max_context: int | None = None
-    threads: int | None = None
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     max_batch: int = 64
-    engine: EngineName = "torch"
-    gpu_memory: float | None = None
     max_staleness: int = 0
-    load_timeout: float | None = 600.0
     trained: bool = True
-    data_parallel: int = 1
     usual_rate: bool = False
 
     def __post_init__(self) -> None:

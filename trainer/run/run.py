@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 from starlette.routing import Route
 
 from agl.agents.agent import Agent
 from agl.trainer.gateway.gateway import Gateway
+from agl.trainer.loggers.base import Tracker
 from agl.trainer.report.alerts import Watch
 from agl.trainer.report.progress import Progress
 from agl.trainer.run.about import clear_stop_request, stop_requested
@@ -129,18 +131,46 @@ class Run:
         return self.callbacks.stop_reason or self.stop_request
 
 
-@runtime_checkable
-class Algorithm(Protocol):
-    """Runs a training run to its end, or until its task is cancelled; cleans up after itself either way."""
+class Tracking(Protocol):
+    """The trackers that an algorithm's own configuration names."""
 
+    @property
+    def project(self) -> str | None:
+        """The project that they show the run in; None if the configuration does not say."""
+        ...
+
+    @property
+    def name(self) -> str | None:
+        """Their name of the run; None if the configuration does not say."""
+        ...
+
+    def trackers(self) -> Sequence[Tracker]:
+        """The loggers.
+
+        Raises:
+            ConfigError: the package of one is not installed.
+        """
+        ...
+
+
+class Algorithm(ABC):
+    """Runs a training run to its end, or until its task is cancelled; cleans up after itself either way.
+
+    Attributes:
+        needs_tasks: whether its rollouts are of tasks of a training dataset, which must then have some.
+    """
+
+    needs_tasks: ClassVar[bool] = True
+
+    @abstractmethod
     async def run(self, run: Run) -> None:
         """Fill `run.history`, `run.checkpoint` and `run.policy_paths`.
 
         Raises:
             AglError: what went wrong, where, and what to do.
         """
-        ...
 
+    @abstractmethod
     async def dev(self, run: Run, n_tasks: int) -> Sequence[RolloutResult] | None:
         """A dry run: `n_tasks` rollouts, no update.
 
@@ -148,4 +178,21 @@ class Algorithm(Protocol):
             The rollouts, failed ones included, which the trainer reports and counts in `run.history`; None if the
             algorithm has filled `run.history` itself.
         """
-        ...
+
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that the store and the trackers show; the default is the fields of a dataclass."""
+        if not is_dataclass(self):
+            return {}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("recorded", True)}
+
+    def prompts_directory(self) -> str | Path | None:
+        """The directory of the prompts that the agents start with, where `Trainer(prompts=)` names none."""
+        return None
+
+    def tracking(self) -> Tracking | None:
+        """The trackers that its own configuration names; None if it names none."""
+        return None
+
+    def local_model(self) -> str | None:
+        """The model that is loaded on this machine, a directory or hub id; None if there is none."""
+        return None

@@ -191,7 +191,7 @@ class Trainer:
         if isinstance(algorithm, type) or not isinstance(algorithm, Algorithm):
             raise ConfigError(f"algorithm= is {algorithm!r}", hint="for example agl.GRPO(model=..., steps=200)")
         self.algorithm = algorithm
-        prompts = settings.get("prompts") or getattr(algorithm, "prompts", None)
+        prompts = settings.get("prompts") or algorithm.prompts_directory()
         resources = {**(settings.get("initial_resources") or {}), **({} if prompts is None else load_prompts(prompts))}
         replacements(resources)  # checks them
         self.config = config = RunConfig(**{**settings, "initial_resources": resources})
@@ -201,7 +201,7 @@ class Trainer:
         self.progress = config.progress
         self.callbacks = as_callbacks(config.callbacks)
         # A verl config names trackers, a project and a run, too.
-        tracking = getattr(algorithm, "tracking", None)
+        tracking = algorithm.tracking()
         self.loggers = as_loggers(config.log, tracking.trackers() if tracking else ())
         self.project = config.project or (tracking.project if tracking else None)
         self.name = config.name or (tracking.name if tracking else None)
@@ -355,15 +355,7 @@ class Trainer:
         """What the store knows of the run when it begins."""
         recorded = (f.name for f in fields(RunConfig) if f.metadata.get("recorded", True))
         settings = {name: getattr(self.config, name) for name in recorded}
-        algorithm = self.algorithm
-        if is_dataclass(algorithm):
-            # Tasks are no settings, and trackers get these.
-            recorded = [f.name for f in fields(algorithm) if f.metadata.get("recorded", True)]
-            settings |= {f"algorithm.{name}": getattr(algorithm, name) for name in recorded}
-        elif (plan := getattr(algorithm, "plan", None)) is not None:
-            settings |= {f"algorithm.{key}": value for key, value in plan.settings.items()}
-        elif (own := getattr(algorithm, "settings", None)) is not None:
-            settings |= {f"algorithm.{key}": value for key, value in own().items()}
+        settings |= {f"algorithm.{name}": value for name, value in self.algorithm.settings().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"train_tasks": train, "val_tasks": val, "agl": __version__}
@@ -371,7 +363,7 @@ class Trainer:
         return TrainingRun(
             launch.run_id,
             name=self.name or "",
-            algorithm=type(algorithm).__name__,
+            algorithm=type(self.algorithm).__name__,
             config=json_settings(settings),
             directory=str(launch.directory.absolute()),
             created_at=time.time(),
@@ -391,7 +383,7 @@ class Trainer:
         progress: Progress | None = None,
     ) -> _Launch:
         """Check the tasks, the agent and the directory, and make the directory."""
-        if getattr(self.algorithm, "needs_tasks", True):
+        if self.algorithm.needs_tasks:
             require_tasks(train, "the training dataset")
         config, payload = self.config, None
         agent = _REMOTE if agent is None and not (len(train) or len(val)) else agent
@@ -417,8 +409,8 @@ class Trainer:
         for tasks, name in ((train, "a training task"), (val, "a validation task")):
             for index, task in enumerate(itertools.islice(tasks, CHECKED_TASKS)):
                 dumps(task, name, index=index)
-        model = getattr(self.algorithm, "model", None)
-        if isinstance(model, str) and not resume:
+        model = self.algorithm.local_model()
+        if model is not None and not resume:
             require_local_model(model)
         if (air := rule_set(config.air)) is not None:
             air.require(capture_content=config.capture_content)

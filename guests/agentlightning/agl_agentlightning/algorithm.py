@@ -3,7 +3,6 @@ name."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import inspect
 import logging
@@ -14,11 +13,9 @@ from agl._alias import make_callable
 from agl.errors import ConfigError
 from agl.options import reject_unknown
 from agl_agentlightning.lightning_store import LightningStore
-from agl_agentlightning.litagent import LitAgent
 from agl_agentlightning.missing import refuse, require
 
 if TYPE_CHECKING:
-    from agl.trainer.run.run import Run
     from agl_agentlightning.prompts import APO
 
 __all__ = ["APO", "VERL", "Algorithm", "Baseline", "FastAlgorithm", "FunctionalAlgorithm", "algo"]
@@ -194,46 +191,6 @@ def Baseline(*, n_epochs: int = 1, **polling: Any) -> Any:
     from agl.trainer.algorithms import Baseline as AglBaseline
 
     return AglBaseline(repeats=n_epochs)
-
-
-class StoreAlgorithm:
-    """One of 0.3's algorithms for `agl.Trainer`: the run's workers serve the rollouts that it enqueues. Nothing is
-    routed, so agents call the models that their resources name."""
-
-    needs_tasks = False
-
-    def __init__(self, algorithm: Algorithm, trainer: Any, agent: Any) -> None:
-        self.algorithm, self.trainer, self.agent = algorithm, trainer, agent
-
-    async def run(self, run: Run) -> None:
-        from agl.trainer.gateway.access import SamplingRules
-
-        store: LightningStore = self.trainer.bind(run.store, run.run_id)
-        self.algorithm.set_trainer(self.trainer)
-        self.algorithm.set_store(store)
-        if isinstance(self.agent, LitAgent):
-            self.agent._store = store
-        from agl.trainer.run.workplace import Workplace
-
-        workplace = Workplace(run)
-        await workplace.start(lambda mode: SamplingRules(), "", routed=False, rewarded=False)
-        try:
-            train, val = (run.train or None), (run.val or None)
-            if self.algorithm.is_async():
-                await self.algorithm.run(train, val)
-            else:
-                await asyncio.to_thread(self.algorithm.run, train, val)
-        finally:
-            await workplace.stop()
-            run.progress.stop()
-
-    async def dev(self, run: Run, n_tasks: int) -> None:
-        if not isinstance(self.algorithm, FastAlgorithm):
-            raise ConfigError(
-                f"dev() cannot run {type(self.algorithm).__name__}: it may train", hint="use algorithm=Baseline()"
-            )
-        run.train = list(run.train)[:n_tasks]
-        await self.run(run)
 
 
 make_callable(__name__, algo)

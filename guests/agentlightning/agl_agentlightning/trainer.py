@@ -13,7 +13,7 @@ from agl.agents.resources import as_tasks
 from agl.errors import ConfigError
 from agl.options import reject_unknown
 from agl_agentlightning.adapter import TraceAdapter, TracerTraceToTriplet
-from agl_agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm, StoreAlgorithm
+from agl_agentlightning.algorithm import Algorithm, Baseline, FastAlgorithm
 from agl_agentlightning.components import build_component, instantiate_from_spec
 from agl_agentlightning.execution import (
     STRATEGIES,
@@ -213,6 +213,7 @@ class Trainer(Generic[V]):
 
     def _trainer(self, agent: Any, algorithm: Any) -> Any:
         from agl.trainer.run.trainer import Trainer as AglTrainer
+        from agl_agentlightning.store_algorithm import StoreAlgorithm
 
         if self.llm_proxy is not None and not isinstance(algorithm, Algorithm):
             raise refuse(

@@ -13,7 +13,7 @@ import json
 import math
 import random
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -26,7 +26,7 @@ from agl.trainer.report.statistics import reward_interval, sign_flip_test
 from agl.trainer.run.candidates import Evaluation, record
 from agl.trainer.run.failures import failure_counts
 from agl.trainer.run.results import mean_rewards, require_some, reward_label
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.run.workplace import Workplace
 from agl.trainer.runners.protocol import RolloutResult
 from agl.trainer.store.types import Mode
@@ -58,7 +58,7 @@ class Scored:
     rewards: Mapping[str, float]
 
 
-class PromptSearch(ABC):
+class PromptSearch(Algorithm):
     """An algorithm that changes texts and trains nothing. Every agent keeps its own model.
 
     The texts are the `PromptTemplate`s of `Trainer(initial_resources=)`, and the system prompt of each agent that

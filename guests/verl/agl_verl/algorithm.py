@@ -15,7 +15,7 @@ from agl.trainer.local.gguf import gguf_file
 from agl.trainer.local.prepared import model_directory, template_text
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import require_tasks
-from agl.trainer.run.run import Run
+from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.runners.protocol import RolloutResult
 from agl_verl.adapters import check_tokens
 from agl_verl.config import local, loggers, policies
@@ -30,7 +30,7 @@ REQUIRED = ("verl", "ray", "vllm", "transfer_queue")
 """Modules without which there is no cluster."""
 
 
-class VERL:
+class VERL(Algorithm):
     """Training by verl: its own config, a few arguments for the common case, or both.
 
     On the "cluster" verl's workers and vLLM's servers do the work, on any number of GPUs; "local" is GRPO on this
@@ -57,7 +57,6 @@ class VERL:
 
     plan: Plan
     backend: Literal["cluster", "local"]
-    tracking: loggers.Tracking
 
     def __init__(
         self,
@@ -84,7 +83,7 @@ class VERL:
                 f"gpus={gpus} is for verl, Ray, vLLM and TransferQueue; {self._why}",
                 hint=f"{install_line('verl')}; or leave gpus out: backend='local' trains as GRPO on this machine",
             )
-        self.tracking, settings = loggers.split({**expand(common), **rename(flatten(config or {}))})
+        self._tracking, settings = loggers.split({**expand(common), **rename(flatten(config or {}))})
         self.plan = read(settings)
         self.chat_template = chat_template
         gguf_file(self.plan.model)
@@ -96,6 +95,12 @@ class VERL:
             local.as_grpo(self.plan, 1, chat_template)  # so that a number out of range is refused here
         else:
             self._unused = notes(self.plan)
+
+    def tracking(self) -> loggers.Tracking:
+        return self._tracking
+
+    def settings(self) -> Mapping[str, Any]:
+        return self.plan.settings
 
     async def run(self, run: Run) -> None:
         self._begin(run)
