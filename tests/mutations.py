@@ -1119,9 +1119,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a stop saves spreads of a step that was not trained",
-        "trainer/algorithms/loop.py",
-        '                beyond["spreads"] = sorted(kept.spreads.items())\n',
-        '                beyond["spreads"] = sorted((source.batches.spreads or {}).items())\n',
+        "trainer/algorithms/ledger.py",
+        'beyond["spreads"] = sorted(self.spreads.items())',
+        'beyond["spreads"] = sorted((self.training.source.batches.spreads or {}).items())',
         ("tests/integration/test_stopped_runs.py::test_tasks_drawn_by_their_spread_are_the_same_after_a_stop",),
     ),
     Mutation(
@@ -2171,7 +2171,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a fault of the user's code leaves a selection to learn from",
-        "trainer/algorithms/loop.py",
+        "trainer/algorithms/overlap.py",
         '    require_sound(sample.results, f"step {step + 1}")\n',
         "",
         unit("failures", "test_a_run_learns_nothing_from_what_a_fault_has_left[reward-local]"),
@@ -3272,8 +3272,8 @@ MUTATIONS = (
     Mutation(
         "a name of nobody ends a run without a word",
         "trainer/algorithms/loop.py",
-        "            workplace.require_agents()\n",
-        "            pass\n",
+        "        training.workplace.require_agents()\n",
+        "        pass\n",
         (
             "tests/integration/test_selection_end_to_end.py::test_a_name_with_a_globs_characters_is_that_agent_and_a_name_of_nobody_ends_the_run",
         ),
@@ -3528,11 +3528,11 @@ MUTATIONS = (
     ),
     Mutation(
         "an update that was stopped is lost",
-        "trainer/algorithms/loop.py",
-        """    kept.unrecorded = entry
-    kept.unsaved = step + 1
+        "trainer/algorithms/ledger.py",
+        """        self.unsaved = step
+        self.unrecorded = entry
 """,
-        """    kept.unrecorded = entry
+        """        self.unrecorded = entry
 """,
         ("tests/integration/test_stopped_runs.py::test_a_run_that_is_stopped_anywhere_equals_one_never_stopped",),
     ),
@@ -3553,9 +3553,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a stop cuts off rollouts whose weights are not saved",
-        "trainer/algorithms/loop.py",
-        "                    await finish(_end_of_ahead(run, ahead))\n",
-        "                    pass\n",
+        "trainer/algorithms/overlap.py",
+        "            await finish(self._end(self._next))\n",
+        "            pass\n",
         ("tests/integration/test_stopped_runs.py::test_rollouts_that_run_ahead_end_under_the_weights_that_began_them",),
     ),
     Mutation(
@@ -3602,8 +3602,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a run that fails saves nothing",
-        "trainer/algorithms/loop.py",
-        "if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):",
+        "trainer/algorithms/ledger.py",
+        "if not isinstance(error, StalePolicyError | CheckpointError):",
         "if False:",
         ("tests/integration/test_stopped_runs.py::test_a_run_that_fails_saves_the_steps_before",),
     ),

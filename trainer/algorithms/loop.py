@@ -10,43 +10,29 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agl.errors import AglError, CheckpointError, NoTrainableDataError, StalePolicyError
+from agl.errors import NoTrainableDataError, StalePolicyError
 from agl.mdp.sequence import TrainingRow
-from agl.trainer.algorithms import checkpoints
-from agl.trainer.algorithms.ahead import Ahead
+from agl.trainer.algorithms.ledger import Ledger
+from agl.trainer.algorithms.overlap import overlap_of
 from agl.trainer.algorithms.source import Rows, Sample, Source
-from agl.trainer.algorithms.trained_calls import (
-    facts,
-    note_rates,
-    note_shortened,
-    note_useless,
-    record,
-    recorded_baselines,
-)
+from agl.trainer.algorithms.trained_calls import facts, note_rates, note_shortened, record
 from agl.trainer.algorithms.training import StepFunctions, Training
 from agl.trainer.http.aio import finish
 from agl.trainer.local.agreement import TOLERANCE
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.policies.policies import Policies
-from agl.trainer.run.failures import failures_line, require_sound
 from agl.trainer.run.machine import Machine
-from agl.trainer.run.results import measurement, require_some, require_tasks
+from agl.trainer.run.results import measurement, require_tasks
 from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.runners.protocol import RolloutResult
 
-SMALL_MODEL = 20_000_000
-"""Parameters below which a checkpoint at every step costs next to nothing."""
-
 PROBE_TOKENS = 64
-
-AHEAD_SECONDS = 30.0
-"""How long a run that is stopped waits at most for rollouts that run one step ahead."""
 
 
 async def train(run: Run, algorithm: StepFunctions) -> None:
@@ -62,160 +48,122 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
     source = await algorithm.source(run)
     identity = algorithm.identity(run, source.steps)
     async with algorithm.loaded(run, source) as training:
-        policies, workplace = training.policies, training.workplace
         await algorithm.begin(training)
-        checkpoint = await checkpoints.restore(run, policies, identity, algorithm) if run.resume else None
-        note_rates(run, policies)
-        done = checkpoint.step if checkpoint else 0
-        begun = checkpoint.beyond.get("ahead", {}) if checkpoint else {}
-        kept = Kept(unrecorded=checkpoint.beyond.get("unrecorded") if checkpoint else None)
-        if checkpoint and source.batches.spreads is not None:
-            kept.spreads = dict(checkpoint.beyond.get("spreads", ()))
-            source.batches.spreads.update(kept.spreads)
-        if run.resume:
-            await workplace.resume_from(
-                done,
-                policies.versions,
-                source.max_staleness or 0,
-                sampled=source.sampled,
-                first=Ahead.first_step(begun, source.batches.batch_size, done),
-            )
-        training.baselines = recorded_baselines([*run.history, kept.unrecorded] if kept.unrecorded else run.history)
-        if run.train or run.val:
-            await training.start()
-        await run.begin(source.steps, done)
-        for name, policy in policies:
-            await run.store.add_policy_version(run.run_id, name, policy.version, done)
-        if done == 0 and algorithm.val_before_train and run.val and not run.history:
-            await run.record({"step": 0, **await validate(training, 0)})
-
-        save_every = algorithm.checkpoint_every or (1 if source.sampled and policies.parameters < SMALL_MODEL else 10)
-        in_flight = (source.max_staleness or 0) > 1
-        if in_flight:
-            training.ahead = Ahead(training, begun or {"next": done * source.batches.batch_size})
-        ahead: asyncio.Task[tuple[Sample, StepAdvantages]] | None = None
-        unserved: Rows = {}
+        ledger = await Ledger.opened(training, identity)
+        await begin(training, ledger.done)
+        overlap = overlap_of(training, ledger.groups, ledger.done)
         machine = Machine()
-
-        def due_validation(step: int) -> bool:
-            return bool(run.val) and (step == source.steps or step % algorithm.val_every == 0)
-
-        async def save(step: int) -> None:
-            beyond = training.beyond(step)
-            if kept.unrecorded is not None:
-                beyond["unrecorded"] = kept.unrecorded
-            if kept.spreads is not None:
-                beyond["spreads"] = sorted(kept.spreads.items())
-            await finish(checkpoints.save(run, policies, step, identity, beyond))
-            kept.unsaved = None
-
+        unserved: Rows = {}
         try:
-            if kept.unrecorded is not None:
-                entry = dict(kept.unrecorded)
-                if due_validation(done):
-                    entry |= await validate(training, done)
-                kept.unrecorded = None
-                kept.unsaved = done
-                await run.record(entry)
-                await save(done)
-            for step in range(done, source.steps):
+            await complete_recorded(training, ledger)
+            for step in range(ledger.done, source.steps):
                 if run.stop_reason is not None:
                     break
-                began, last = time.monotonic(), step + 1 == source.steps
-                validated = due_validation(step + 1)
-                sample, worth = await (ahead or sampled(training, step))
-                ended = ((r.rollout, r.attempt_trajectory) for r in sample.results)
-                source.batches.learn((r.metadata["task_index"], t.reward or 0.0) for r, t in ended if t is not None)
-                overlaps = bool(source.max_staleness) and not last
-                ahead = asyncio.create_task(sampled(training, step + 1)) if overlaps else None
+                began = time.monotonic()
+                sample, worth = await overlap.rollouts(step)
+                learn_spreads(training, sample)
+                overlap.begin_next(step + 1)
                 # Each policy learns from its own calls alone, and every sampled token is in one row.
                 rows = await algorithm.rows(training, worth, step)
-                due = {name: r for name, r in rows.items() if algorithm.learns(r)}
-                if not due and source.sampled:
-                    run.progress.note(f"step {step + 1}: no update: {algorithm.why_flat}")
+                due = worth_an_update(training, rows, step)
                 unserved = {**unserved, **due}
                 phases = {"sampling": sample.seconds}
                 async with contextlib.AsyncExitStack() as held:
-                    # Requests are held, so that no answer is sampled from two versions of the weights.
-                    if due and ahead is None:
-                        await held.enter_async_context(workplace.hold())
+                    if due:
+                        await overlap.before_update(held)
                     entry = await finish(
-                        learn(training, kept, sample, worth, rows, due, step, phases),
+                        learn(training, ledger, sample, worth, rows, due, step, phases),
                         lambda: run.progress.note("stopping: the update of this step is finished and saved first"),
                     )
-                    if due and ahead is not None and not in_flight:
-                        # All of its calls are of the weights before this update, so that a resumed run, which finds
-                        # these rollouts in the store, equals one that was never stopped.
-                        await asyncio.wait([ahead])
-                    if due and ahead is not None and not (in_flight and algorithm.engine == "torch"):
-                        await held.enter_async_context(workplace.hold())
-                    if source.sampled or validated or last:
+                    if due:
+                        await overlap.before_publishing(held)
+                    if source.sampled or validates_after(training, step + 1) or step + 1 == source.steps:
                         with timed(phases, "publishing"):
-                            await asyncio.gather(*(publish(policies, name, r, step) for name, r in unserved.items()))
+                            await publish(training.policies, unserved, step)
                         unserved = {}
                 entry["seconds"] = time.monotonic() - began
                 entry |= machine.since()
-                if validated:
+                if validates_after(training, step + 1):
                     with timed(phases, "validating"):
                         entry |= await validate(training, step + 1)
                 entry |= {f"seconds/{phase}": seconds for phase, seconds in phases.items()}
-                kept.unrecorded = None
-                await run.record(entry)
-                if last or (step + 1) % save_every == 0 or run.stop_reason is not None:
-                    await save(step + 1)
+                await ledger.record(entry)
+                if ledger.saves_after(step + 1):
+                    await ledger.save(step + 1)
         except asyncio.CancelledError:
-            if kept.unsaved is not None:
-                await save(kept.unsaved)
-                if ahead is not None and not in_flight:
-                    await finish(_end_of_ahead(run, ahead))
+            if await ledger.save_completed():
+                await overlap.settle()
             raise
         except Exception as error:
-            # Where these weights cannot be served or saved, the last checkpoint is what to go on from.
-            if kept.unsaved is not None and not isinstance(error, StalePolicyError | CheckpointError):
-                with contextlib.suppress(AglError):
-                    await save(kept.unsaved)
+            await ledger.save_despite(error)
             raise
         finally:
-            if ahead is not None:
-                ahead.cancel()
-                await asyncio.gather(ahead, return_exceptions=True)
-            if training.ahead is not None:
-                await training.ahead.stop()
-        run.policy_paths = await policies.save_models(run.directory)
-        _require_updates(run, policies)
-        if run.stop_reason is None:
-            workplace.require_agents()
+            await overlap.stop()
+        await end(training)
 
 
-async def _end_of_ahead(run: Run, ahead: asyncio.Task[Any]) -> None:
-    """Wait for the rollouts that run ahead of an update that a checkpoint has: the weights that sample them, which are
-    those before it, are nowhere else. A resumed run finds them in the store."""
-    if not ahead.done():
-        run.progress.note("stopping: the rollouts of the next step end first, as their weights are not saved")
-    _, pending = await asyncio.wait([ahead], timeout=AHEAD_SECONDS)
-    if pending:
-        run.progress.note("those that have not ended are run again, by newer weights, when the run is resumed")
+async def begin(training: Training, done: int) -> None:
+    """Start the workers, record with which versions the run begins, and validate these where nothing is trained yet."""
+    run, policies = training.run, training.policies
+    note_rates(run, policies)
+    if run.train or run.val:
+        await training.start()
+    await run.begin(training.source.steps, done)
+    for name, policy in policies:
+        await run.store.add_policy_version(run.run_id, name, policy.version, done)
+    if done == 0 and training.algorithm.val_before_train and run.val and not run.history:
+        await run.record({"step": 0, **await validate(training, 0)})
 
 
-@dataclass(slots=True, eq=False)
-class Kept:
-    """What would be lost if the run ended now.
+async def end(training: Training) -> None:
+    """Save the policies of a run that has made its steps, and check that all that was to be trained was.
 
-    Attributes:
-        unsaved: the completed steps that made these weights; None where a checkpoint has them, and during an update.
-        unrecorded: the entry of the last of these steps, where the history does not have it yet.
-        spreads: of the tasks, from these steps' rollouts alone; None where tasks are not drawn by them. The batches'
-            own already know a step whose update is not made yet, which a resumed run samples again.
+    Raises:
+        NoTrainableDataError: a policy was never updated.
+        NoAgentMatchedError: a name of `agents=` is nobody's.
     """
+    run = training.run
+    run.policy_paths = await training.policies.save_models(run.directory)
+    _require_updates(run, training.policies)
+    if run.stop_reason is None:
+        training.workplace.require_agents()
 
-    unsaved: int | None = None
-    unrecorded: dict[str, Any] | None = None
-    spreads: dict[int, float] | None = None
+
+async def complete_recorded(training: Training, ledger: Ledger) -> None:
+    """Do what is left of a step that was saved before it was recorded: its validation and its record."""
+    if ledger.unrecorded is None:
+        return
+    entry = dict(ledger.unrecorded)
+    if validates_after(training, ledger.done):
+        entry |= await validate(training, ledger.done)
+    ledger.unsaved = ledger.done
+    await ledger.record(entry)
+    await ledger.save(ledger.done)
+
+
+def validates_after(training: Training, step: int) -> bool:
+    """Whether there is a validation after `step` steps."""
+    last = step == training.source.steps
+    return bool(training.run.val) and (last or step % training.algorithm.val_every == 0)
+
+
+def learn_spreads(training: Training, sample: Sample) -> None:
+    """Tell the batches the returns of the sample's tasks, by which the next ones are drawn."""
+    ended = ((r.rollout, r.attempt_trajectory) for r in sample.results)
+    training.source.batches.learn((r.metadata["task_index"], t.reward or 0.0) for r, t in ended if t is not None)
+
+
+def worth_an_update(training: Training, rows: Rows, step: int) -> Rows:
+    """The rows of the policies that would change by them; says so where there are none."""
+    due = {name: r for name, r in rows.items() if training.algorithm.learns(r)}
+    if not due and training.source.sampled:
+        training.run.progress.note(f"step {step + 1}: no update: {training.algorithm.why_flat}")
+    return due
 
 
 async def learn(
     training: Training,
-    kept: Kept,
+    ledger: Ledger,
     sample: Sample,
     worth: StepAdvantages,
     rows: Rows,
@@ -225,17 +173,14 @@ async def learn(
 ) -> dict[str, Any]:
     """The update on the rows that are `due`, and what the store keeps of it; returns the step's entry so far."""
     run, policies = training.run, training.policies
-    kept.unsaved = None
+    ledger.updating()
     with timed(phases, "learning"):
         metrics = await update(policies, due, worth)
     note_shortened(run, metrics, step)
     await record(run, policies, worth.calls, rows, metrics, step)
     entry = {"step": step + 1, **facts(sample, worth, policies, rows, metrics, training.algorithm.learns)}
     entry["seconds"] = sum(phases.values())
-    kept.unrecorded = entry
-    kept.unsaved = step + 1
-    if (spreads := training.source.batches.spreads) is not None:
-        kept.spreads = dict(spreads)
+    ledger.completed(step + 1, entry)
     return entry
 
 
@@ -247,29 +192,6 @@ def timed(phases: dict[str, float], phase: str) -> Iterator[None]:
         yield
     finally:
         phases[phase] = time.monotonic() - began
-
-
-async def sampled(training: Training, step: int) -> tuple[Sample, StepAdvantages]:
-    """The step's rollouts, and what their calls are worth. Changes no weights, so it may run ahead.
-
-    Raises:
-        AglError: all rollouts failed. UserCodeError: one fault of the user's code ended too many attempts.
-    """
-    run, policies, algorithm = training.run, training.policies, training.algorithm
-    began, earlier = time.monotonic(), policies.prompt_tokens
-    sample = await algorithm.sample(training, step)
-    tokens = policies.prompt_tokens - earlier
-    seconds = time.monotonic() - began if training.ahead is None else training.ahead.seconds
-    sample = replace(sample, seconds=seconds, prompt_tokens=tokens)
-    if line := failures_line(sample.results):
-        run.progress.note(f"step {step + 1}: {line}")
-    require_some(sample.results, f"step {step + 1}")
-    require_sound(sample.results, f"step {step + 1}")
-    worth = await algorithm.worth(training, sample, step)
-    training.baselines = worth.baselines
-    if sample.results:
-        note_useless(run, sample, worth, step)
-    return sample, worth
 
 
 async def update(policies: Policies, rows: Rows, worth: StepAdvantages) -> dict[str, Mapping[str, float]]:
@@ -287,7 +209,12 @@ async def update(policies: Policies, rows: Rows, worth: StepAdvantages) -> dict[
     return dict(zip(rows, metrics, strict=True))
 
 
-async def publish(policies: Policies, name: str, rows: Seq[TrainingRow], step: int) -> None:
+async def publish(policies: Policies, trained: Rows, step: int) -> None:
+    """Serve the weights of the policies that were trained on these rows. Raises as `serve`."""
+    await asyncio.gather(*(serve(policies, name, rows, step) for name, rows in trained.items()))
+
+
+async def serve(policies: Policies, name: str, rows: Seq[TrainingRow], step: int) -> None:
     """Serve the weights that were trained on these rows, and prove it: learner and engine agree on the log-probs of one
     fixed sequence.
 
