@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from agl.errors import AglError, AsException, ConfigError
+from agl.errors import AglError, AsException, ConfigError, own_lines
 from agl.rewards.arguments import Arguments, name_of
 from agl.rewards.trace import Trace
 from agl.tracing import main_thread
@@ -98,7 +98,8 @@ class RewardCaller:
             raise
         except Exception as error:
             main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}", error)
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            frames = traceback.extract_tb(error.__traceback__)
+            place = (own_lines(frames) or frames)[-1]
             error.__dict__[_RAISED_BY] = f"the reward {name_of(self.reward)!r} ({place.filename}:{place.lineno})"
             raise
 

@@ -13,7 +13,6 @@ import ctypes
 import functools
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 import weakref
@@ -21,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from agl.errors import MainThreadError
+from agl.errors import MainThreadError, own_lines
 from agl.tracing import context
 from agl.tracing.import_hooks import when_imported
 
@@ -100,8 +99,7 @@ def _noted() -> list[str] | None:
 
 def _note(what: str) -> None:
     if (noted := _noted()) is not None:
-        libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-        frames = [f for f in traceback.extract_stack(sys._getframe(2)) if not f.filename.startswith(libraries)]
+        frames = own_lines(traceback.extract_stack(sys._getframe(2)))
         noted.append(f"{what} at {frames[-1].filename}:{frames[-1].lineno}" if frames else what)
 
 

@@ -19,8 +19,8 @@ from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.types import Trajectory
 from agl.rewards.function import RewardCaller
 from agl.trainer.run.failures import failure_counts, failures_line, require_sound
+from agl.trainer.runners.blame import raised_at
 from agl.trainer.runners.protocol import Failure, RolloutResult
-from agl.trainer.runners.repeats import raised_at
 from agl.trainer.store.types import Rollout, RolloutConfig, new_rollout_id
 
 PLACE = "agent.py:12"

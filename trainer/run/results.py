@@ -14,7 +14,7 @@ from agl.mdp.types import Reward
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.report import prices
 from agl.trainer.report.statistics import reward_interval
-from agl.trainer.run.failures import failure_counts
+from agl.trainer.run.failures import failure_counts, require_sound
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.runners.protocol import RolloutResult
 
@@ -97,8 +97,10 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
 
     Raises:
         AglError: all of them failed; the error is that of the first one.
+        UserCodeError: one fault of the user's code has selected those that are left (`require_sound`).
     """
     succeeded = require_some(results, what)
+    require_sound(results, what)
     by_task: dict[str, list[float]] = defaultdict(list)
     for result in succeeded:
         if result.attempt_trajectory is not None and result.attempt_trajectory.reward is not None:
