@@ -173,6 +173,9 @@ def test_most_fail(tmp_path: Path) -> None:
         fit(gepa(provider.url), failing_agent(provider.url, lambda task, text: True), tmp_path, max_attempts=1)
 
 
+NINE = [{"question": f"held out {k}"} for k in range(9)]
+
+
 @pytest.mark.parametrize("fails", [{"val 0", "val 1", "val 3"}, {"held out 0", "held out 4", "held out 8"}])
 def test_one_fault_in_more_than_a_quarter_ends_the_search(fails: set[str], tmp_path: Path) -> None:
     """A score of the tasks that are left would choose among prompts, and be reported, as if there were no others."""
@@ -187,8 +190,7 @@ def test_one_fault_in_more_than_a_quarter_ends_the_search(fails: set[str], tmp_p
         return RewardCaller(grade)(task, ask(provider.url, ("user", prompt_template.format(question="?"))))
 
     with rule_provider() as provider, pytest.raises(UserCodeError) as caught:
-        held_out = [{"question": f"held out {k}"} for k in range(9)]
-        fit(gepa(provider.url, held_out=held_out), agent, tmp_path, max_attempts=1)
+        fit(gepa(provider.url, held_out=NINE), agent, tmp_path, max_attempts=1)
     assert "one place in your code" in str(caught.value)
     assert "raise KeyError(task" in str(caught.value)
 

@@ -69,6 +69,11 @@ def test_one_place_counts_whatever_it_raises() -> None:
     require_sound(step(8, *elsewhere), "step 1")
 
 
+def test_long_messages_that_only_begin_alike_are_not_the_same() -> None:
+    failures = [failed(f"agent 'a' raised LookupError: {'no such patient, ' * 20}{k}") for k in range(4)]
+    require_sound(step(8, *failures), "step 1")
+
+
 def test_a_rollout_that_fails_each_time_counts_once() -> None:
     """A task that cannot be done is no reason to stop: its group is dropped whole."""
     bug = failed("agent 'a' raised KeyError: 'x'", place=PLACE)
