@@ -3365,7 +3365,7 @@ MUTATIONS = (
     Mutation(
         "a reward gets its arguments by place alone",
         "core/rewards/arguments.py",
-        "        taken = {p.name: p.name for p in own if p.name in values}\n",
+        "        taken = {p.name: value for p in own if (value := _by_name(p.name, values)) is not None}\n",
         "        taken: dict[str, str] = {}\n",
         unit("reward_arguments", "test_names_decide_in_every_order"),
     ),
@@ -3379,9 +3379,45 @@ MUTATIONS = (
     Mutation(
         "one name that is the other value's stands in its place",
         "core/rewards/arguments.py",
-        "[values[1], None], [None, values[0]], ",
-        "",
+        "        elif meaning not in (None, gets) and meant.count(meaning) == 1:\n",
+        "        elif False:\n",
         unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
+    ),
+    Mutation(
+        "a grader of verl or LangSmith gets the task for the output",
+        "core/rewards/arguments.py",
+        "    value = _WELL_KNOWN.get(name, name)\n",
+        "    value = name\n",
+        unit("reward_arguments", "test_other_names_go_by_place_unless_one_of_ours_decides"),
+    ),
+    Mutation(
+        "an argument that is named for the reference gets the output",
+        "core/rewards/arguments.py",
+        "        if name in _OTHERS[values]:\n",
+        "        if False:\n",
+        unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
+    ),
+    Mutation(
+        "the forms of an agent's class get their arguments by place",
+        "core/agents/agent.py",
+        '    positional, named = Arguments.of(form, ROLLOUT).bind({"task": task, "resources": resources, "rollout": rollout})\n'
+        "    return form(*positional, **named)\n",
+        "    return form(task, resources, rollout)\n",
+        unit("agents", "test_the_forms_of_a_class_get_their_arguments_by_name"),
+    ),
+    Mutation(
+        "a class whose arguments are other things runs",
+        "core/agents/agent.py",
+        "        self.require_forms()\n",
+        "",
+        unit("agents", "test_a_form_that_contradicts_itself_is_refused"),
+    ),
+    Mutation(
+        "a function's first argument is its task whatever its name says",
+        "core/agents/agent.py",
+        " and unassigned and not is_no_task(unassigned[0]):",
+        " and unassigned:",
+        unit("agents", "test_a_function_gets_its_task_under_no_name_of_something_else"),
     ),
     Mutation(
         "an enumeration hides that a tool failed",
