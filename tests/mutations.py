@@ -2263,8 +2263,8 @@ MUTATIONS = (
     Mutation(
         "a measurement reports the mean of what a fault has left",
         "trainer/run/results.py",
-        "    require_sound(results, what)\n",
-        "",
+        '    if (fault := selecting_fault(results, what, kinds=("reward",))) is not None:\n',
+        "    if (fault := None) is not None:\n",
         unit("blame", "test_a_grader_that_raises_in_a_third_ends_a_measurement"),
     ),
     Mutation(
@@ -3384,6 +3384,48 @@ MUTATIONS = (
         unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
     ),
     Mutation(
+        "a store's runs are in the order of its clock",
+        "trainer/store/sql/runs.py",
+        "select(N).order_by(N.c.seq.desc())",
+        "select(N).order_by(N.c.created_at.desc())",
+        unit("order_by_sequence", "test_the_runs_of_a_store"),
+    ),
+    Mutation(
+        "runs of several stores are in the order of the clock",
+        "trainer/cli/runs.py",
+        'list(heapq.merge(*by_store, key=lambda run: -run["began"]))',
+        'sorted([r for runs in by_store for r in runs], key=lambda run: -run["began"])',
+        unit("order_by_sequence", "test_the_runs_of_a_store"),
+    ),
+    Mutation(
+        "open attempts are in the order of the clock",
+        "trainer/store/sql/rollouts.py",
+        ".order_by(R.c.seq, A.c.attempt)",
+        ".order_by(A.c.started_at)",
+        unit("order_by_sequence", "test_the_open_attempts_of_a_store"),
+    ),
+    Mutation(
+        "a server's runs are in the order of its clock",
+        "guests/service/agl_service/run_record.py",
+        "key=lambda r: r.number",
+        "key=lambda r: r.created_at",
+        unit("order_by_sequence", "test_the_runs_of_a_server"),
+    ),
+    Mutation(
+        "a resumed evaluation counts the failure before it",
+        "trainer/evaluation/policy_report.py",
+        "for s in found}",
+        "for s in sorted(found, key=lambda s: s.rollout.created_at)}",
+        unit("evaluation", "test_an_interrupted_evaluation_goes_on"),
+    ),
+    Mutation(
+        "a reward goes to a call after it, by the clock",
+        "guests/agentlightning/agl_agentlightning/trace_tree.py",
+        "key=lambda node: (node.span.sequence_id, _start(node))",
+        "key=_start",
+        unit("order_by_sequence", "test_a_reward_goes_to_the_call_before_it"),
+    ),
+    Mutation(
         "a grader of verl or LangSmith gets the task for the output",
         "core/rewards/arguments.py",
         "    value = _WELL_KNOWN.get(name, name)\n",
@@ -3400,7 +3442,6 @@ MUTATIONS = (
     Mutation(
         "the forms of an agent's class get their arguments by place",
         "core/agents/agent.py",
-        '    positional, named = Arguments.of(form, ROLLOUT).bind({"task": task, "resources": resources, "rollout": rollout})\n'
         "    return form(*positional, **named)\n",
         "    return form(task, resources, rollout)\n",
         unit("agents", "test_the_forms_of_a_class_get_their_arguments_by_name"),
