@@ -94,14 +94,18 @@ class RewardCaller:
         try:
             yield
             main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}")
-        except AglError:
+        except AglError as error:
+            self._name(error)
             raise
         except Exception as error:
             main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}", error)
-            frames = traceback.extract_tb(error.__traceback__)
-            place = (own_lines(frames) or frames)[-1]
-            error.__dict__[_RAISED_BY] = f"the reward {name_of(self.reward)!r} ({place.filename}:{place.lineno})"
+            self._name(error)
             raise
+
+    def _name(self, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (own_lines(frames) or frames)[-1]
+        error.__dict__[_RAISED_BY] = f"the reward {name_of(self.reward)!r} ({place.filename}:{place.lineno})"
 
 
 _RAISED_BY = "agl_raised_by"

@@ -354,8 +354,26 @@ class Raises(agl.Hook):
             raise LookupError("no such tracker")
 
 
-def test_a_hook_that_raises_in_a_third_is_the_users_code_too(tmp_path: Path) -> None:
+def test_a_hook_that_raises_in_a_third_is_the_users_code_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent = agl.wrap(answered, lambda task, output: 1.0, name="solver")
     trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, max_attempts=1, hooks=[Raises()], progress=False)
-    with pytest.raises(UserCodeError, match=r"the hook .*on_trace_end raised LookupError: no such tracker"):
-        trainer.fit(agent, TASKS)
+    with caplog.at_level("WARNING", "agl"):
+        [entry] = trainer.fit(agent, TASKS).history
+    assert entry["train/failed_attempts/agent"] == 4
+    assert "ended attempts of 4 of the 12 rollouts" in caplog.text
+    assert "on_trace_end raised LookupError: no such tracker" in caplog.text
+
+
+def test_an_agent_that_fails_in_a_third_is_a_result_that_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def agent(task: str) -> str:
+        Path("missing.txt" if task.endswith(tuple("bdfh")) else __file__).read_text()
+        return task
+
+    trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, max_attempts=1, progress=False)
+    with caplog.at_level("WARNING", "agl"):
+        [entry] = trainer.fit(agl.wrap(agent, lambda task, output: 1.0, name="solver"), TASKS).history
+    assert entry["train/failed_attempts/agent"] == 4
+    assert "raised FileNotFoundError" in caplog.text
+    assert "in agent\n" in caplog.text

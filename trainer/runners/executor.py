@@ -231,6 +231,8 @@ class Executor:
                 raise self._with_place(error, lease, context.spans) from error
             if of_service(error):
                 scope.span.set_attribute(semconv.AGENT_ERROR_OF_SERVICE, True)
+            if (reward := raised_by(error)) is not None:
+                scope.span.set_attribute(semconv.REWARD_ERROR, reward)
             if isinstance(error, AglError) and (place := place_of_own(error)) is not None:
                 scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, place)
             if isinstance(error, AglError) or is_infrastructure(error):
@@ -241,8 +243,6 @@ class Executor:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
             if context.capture_content and (inputs := unreadable_inputs(causes_of(error))):
                 scope.span.set_attribute(semconv.AGENT_ERROR_INPUTS, inputs)
-            if (reward := raised_by(error)) is not None:
-                scope.span.set_attribute(semconv.REWARD_ERROR, reward)
             scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")
             # It would hide a fault of the reward function.
             if agent.error_reward is None or reward is not None:
