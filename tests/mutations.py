@@ -2240,6 +2240,13 @@ MUTATIONS = (
         unit("blame", "test_what_the_users_own_line_did_wrongly_has_its_place[httpx_without_a_protocol]"),
     ),
     Mutation(
+        "a wrong request of a grader is its service's failure",
+        "trainer/runners/blame.py",
+        "_is_misuse(error) or (raised_by(error) is not None and _is_refused_request(error)):",
+        "_is_misuse(error):",
+        unit("blame", "test_a_grader_that_raises_in_a_third_ends_a_measurement"),
+    ),
+    Mutation(
         "a text that was executed is a place of the user's code",
         "core/errors.py",
         "        return filename.startswith(_TYPED)\n",

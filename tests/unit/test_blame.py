@@ -297,6 +297,12 @@ def says_no_reference(task: str, output: str) -> float:
     return 1.0
 
 
+def asks_for_nothing(task: str, output: str) -> float:
+    if task.endswith(tuple("bdfh")):
+        raise httpx.HTTPStatusError(task, request=REQUEST, response=httpx.Response(404))
+    return 1.0
+
+
 def reaches_nobody(task: str, output: str) -> float:
     if task.endswith(tuple("bdfh")):
         httpx.get(CLOSED)
@@ -323,6 +329,7 @@ def measured(reward: Any, directory: Path, by: str) -> Any:
     [
         (reads_missing, "FileNotFoundError", "Path(task).read_text()"),
         (says_no_reference, "RewardError", 'raise RewardError(f"no reference in {task}")'),
+        (asks_for_nothing, "HTTPStatusError", "raise httpx.HTTPStatusError(task"),
     ],
 )
 def test_a_grader_that_raises_in_a_third_ends_a_measurement(

@@ -32,6 +32,7 @@ from agl.errors import (
     is_own_file,
     own_lines,
 )
+from agl.rewards.function import raised_by
 from agl.trainer.runners.command import CommandFailed
 
 SURROUNDINGS = (GatewayError, AttemptOverError, EngineError, JudgeError, LostCallError, ServiceError, StoreError)
@@ -138,10 +139,13 @@ def is_infrastructure(error: BaseException) -> bool:
 
 
 def of_service(error: BaseException) -> bool:
-    """Whether that is so, or a service answered so, or the exception was raised while that was handled."""
-    return not _is_misuse(error) and any(
-        _is_surroundings(raised) or _service(raised) is not None for raised in _involved(error)
-    )
+    """Whether that is so, or a service answered so, or the exception was raised while that was handled.
+
+    A service that refuses what a reward function asks for (status 404, 422) is right: no policy chose the request.
+    """
+    if _is_misuse(error) or (raised_by(error) is not None and _is_refused_request(error)):
+        return False
+    return any(_is_surroundings(raised) or _service(raised) is not None for raised in _involved(error))
 
 
 def raised_at(error: BaseException) -> str | None:
@@ -210,6 +214,12 @@ def _is_misuse(error: BaseException) -> bool:
         if of_program and not isinstance(raised, _NETWORK) and _status(raised) is None:
             return True
     return False
+
+
+def _is_refused_request(error: BaseException) -> bool:
+    """Whether a service answered that the request itself is wrong."""
+    statuses = [_status(raised) for raised in causes_of(error) if _service(raised) is not None]
+    return any(s is not None and 400 <= s < 500 and s not in _REFUSED_STATUS for s in statuses)
 
 
 def _service(raised: BaseException) -> str | None:
