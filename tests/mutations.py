@@ -2219,6 +2219,13 @@ MUTATIONS = (
         unit("main_thread", "test_it_works[sync-by_sigterm_of_a_loop-local]"),
     ),
     Mutation(
+        "a reward is named for what its agent was refused",
+        "core/rewards/function.py",
+        "        if (scope := context.current()) is not None:\n",
+        "        if (scope := None) is not None:\n",
+        unit("main_thread", "test_an_agent_is_named_and_not_its_reward"),
+    ),
+    Mutation(
         "a signal of the user's own is refused without a word",
         "core/tracing/main_thread.py",
         "            if number not in _OF_PROGRAMS and _in_other_thread():\n",

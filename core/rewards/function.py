@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from agl.errors import AglError, AsException, ConfigError, own_lines
 from agl.rewards.arguments import Arguments, name_of
 from agl.rewards.trace import Trace
-from agl.tracing import main_thread
+from agl.tracing import context, main_thread
 from agl.tracing.threads import in_thread
 
 
@@ -89,8 +89,11 @@ class RewardCaller:
         """An exception of the function's own says whose it is (`raised_by`).
 
         Raises:
-            MainThreadError: it tried what only a main thread may do, and may have taken that for a wrong answer.
+            MainThreadError: it tried what only a main thread may do, and may have taken that for a wrong answer; or the
+                agent did, before.
         """
+        if (scope := context.current()) is not None:
+            main_thread.require_none_refused(f"agent {scope.rollout.agent!r}")
         try:
             yield
             main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}")

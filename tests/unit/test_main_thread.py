@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -248,6 +249,18 @@ def test_an_agent_that_scores_itself_is_named_too(tmp_path: Path) -> None:
     trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False)
     with pytest.raises(MainThreadError, match=r"agent 'solver' needs signal\.signal\(SIGALRM\)"):
         trainer.fit(solver, TASKS)
+
+
+async def listens(task: Any) -> str:
+    """An agent that goes without what it needs."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: None)
+    return task["answer"]
+
+
+def test_an_agent_is_named_and_not_its_reward(tmp_path: Path) -> None:
+    with pytest.raises(MainThreadError, match=r"agent 'solver' needs loop\.add_signal_handler\(SIGUSR2\)"):
+        reward_of(listens, lambda task, output: 1.0, tmp_path)
 
 
 def test_an_evaluation_ends_too(tmp_path: Path) -> None:
