@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterable
@@ -12,6 +14,13 @@ from types import TracebackType
 
 _SHOWN_MEMBERS = 3
 """Of a group of exceptions."""
+_LIBRARIES = tuple(
+    os.path.join(folder, "")
+    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), os.path.dirname(__file__))
+)
+"""Where files are nobody's own: those of Python, of what is installed, and of agl."""
+_TYPED = ("<stdin>", "<console>", "<ipython-input-", "<python-input-")
+"""How the names of code begin that a person has typed into an interpreter."""
 
 
 class AglError(Exception):
@@ -248,6 +257,22 @@ def outlined(error: BaseException) -> str:
         parts.append("\n".join([*places, described(raised, content=False)]))
         raised = raised.__cause__ or (None if raised.__suppress_context__ else raised.__context__)
     return "\n\n".join(reversed(parts))
+
+
+def own_lines(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The frames that are lines of the user's own code, in their order.
+
+    Code without a file is not: what a program has executed as a text ("<string>") can be a policy's answer, and what is
+    generated or frozen is a library's. The line that executed it is.
+    """
+    return [f for f in frames if is_own_file(f.filename)]
+
+
+def is_own_file(filename: str) -> bool:
+    """Whether code with this name is the user's own, as `own_lines` has it."""
+    if filename.startswith("<"):
+        return filename.startswith(_TYPED)
+    return not filename.startswith(_LIBRARIES)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -142,9 +142,11 @@ AGENT_ERROR_CAUSE: Final = "agl.agent_error.cause"
 AGENT_ERROR_INPUTS: Final = "agl.agent_error.inputs"
 """On such spans: what could not be read (`agl.mdp.evidence.unreadable_inputs`), to be compared with the answers."""
 AGENT_ERROR_PLACE: Final = "agl.agent_error.place"
-"""On such spans: the line of the user's code that raised, if nothing but that code can have caused it, else ""."""
+"""On such spans: the line of the user's code that raised, if nothing but that code can have caused it, else "". Also on
+the root span of an attempt in which that line raised an exception of agl's."""
 AGENT_ERROR_OF_SERVICE: Final = "agl.agent_error.of_service"
-"""On such spans: that a service, such as a model's provider, answered so; absent otherwise."""
+"""On the root span: that the network, the machine or a service, such as a model's provider, is why the attempt failed;
+absent otherwise."""
 REWARD_ERROR: Final = "agl.reward_error"
 """On the root span: the reward function that raised, and where; such an error is never the policy's."""
 FAULT_CAUSE: Final = "agl.policy_fault.cause"

@@ -14,6 +14,7 @@ from agl.agents.frameworks import ImportedFrameworks, Tracer
 from agl.agents.memory import MemoryUse
 from agl.agents.resources import LLM, NamedResources, PromptTemplate, RolloutResources, find_resource
 from agl.errors import ConfigError
+from agl.rewards.arguments import ROLLOUT, Arguments, is_no_task
 from agl.rewards.function import RewardCaller
 
 
@@ -198,7 +199,7 @@ def _argument_kinds(function: Callable[..., Any]) -> dict[str, str]:
             parameter.KEYWORD_ONLY,
         ):
             unassigned.append(parameter.name)
-    if "task" not in kinds.values() and unassigned:
+    if "task" not in kinds.values() and unassigned and not is_no_task(unassigned[0]):
         kinds[unassigned.pop(0)] = "task"
     if unassigned:
         raise ConfigError(
@@ -211,7 +212,8 @@ def _argument_kinds(function: Callable[..., Any]) -> dict[str, str]:
 class LitAgent:
     """An agent as a class. Override `rollout` or `rollout_async`, or their training and validation forms.
 
-    Each gets (task, resources, rollout) and returns a reward, a dict of rewards, or None after `agl.emit_reward`.
+    Each gets (task, resources, rollout), by these names wherever they stand and by place under names of its own, and
+    returns a reward, a dict of rewards, or None after `agl.emit_reward`.
     """
 
     name: str | None = None
@@ -220,7 +222,7 @@ class LitAgent:
         """The `Agent` of this object.
 
         Raises:
-            ConfigError: neither form is overridden.
+            ConfigError: neither form is overridden, or one takes other arguments.
         """
         cls, tracers = type(self), (ImportedFrameworks(),)
 
@@ -232,11 +234,24 @@ class LitAgent:
         if not is_async and not overrides("rollout", "training_rollout", "validation_rollout"):
             raise ConfigError(f"{cls.__name__} overrides neither rollout nor rollout_async", hint="define one of them")
 
+        self.require_forms()
+
         def run(task: Any, resources: NamedResources, info: RolloutInfo) -> Any:
             mode = "validation" if info.mode == "val" else "training"
-            return getattr(self, f"{mode}_rollout{'_async' if is_async else ''}")(task, resources, info)
+            form = getattr(self, f"{mode}_rollout{'_async' if is_async else ''}")
+            return call_form(form, task, resources, info)
 
         return Agent(name, _outcome_of(run, is_async), is_async, tracers)
+
+    def require_forms(self) -> None:
+        """Check the arguments of the forms that are overridden.
+
+        Raises:
+            ConfigError: one takes others than (task, resources, rollout), or their names contradict their places.
+        """
+        for mode in ("", "training_", "validation_"):
+            for name in (f"{mode}rollout", f"{mode}rollout_async"):
+                Arguments.of(getattr(self, name), ROLLOUT)
 
     def rollout(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
         raise NotImplementedError
@@ -245,16 +260,22 @@ class LitAgent:
         raise NotImplementedError
 
     def training_rollout(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
-        return self.rollout(task, resources, rollout)
+        return call_form(self.rollout, task, resources, rollout)
 
     def validation_rollout(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
-        return self.rollout(task, resources, rollout)
+        return call_form(self.rollout, task, resources, rollout)
 
     async def training_rollout_async(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
-        return await self.rollout_async(task, resources, rollout)
+        return await call_form(self.rollout_async, task, resources, rollout)
 
     async def validation_rollout_async(self, task: Any, resources: NamedResources, rollout: RolloutInfo) -> Any:
-        return await self.rollout_async(task, resources, rollout)
+        return await call_form(self.rollout_async, task, resources, rollout)
+
+
+def call_form(form: Callable[..., Any], task: Any, resources: NamedResources, rollout: Any) -> Any:
+    """The result of one of an agent's forms, which gets these values where its arguments' names say."""
+    positional, named = Arguments.of(form, ROLLOUT).bind({"task": task, "resources": resources, "rollout": rollout})
+    return form(*positional, **named)
 
 
 def as_agent(value: Any) -> Agent:

@@ -25,7 +25,8 @@ def lost_answers(calls: Sequence[Call], spans: Sequence[Span]) -> list[Call]:
 
     A span of agl's own client names the responses that arrived (`semconv.RECEIVED`). Of a program that has no such span
     (in another language), a call is lost where its SDK sent an equal request again, by the SDK's retry header; unless
-    another call continues its answer, which shows that it arrived.
+    another call continues its answer, which shows that it arrived. A client without an SDK (httpx, requests, aiohttp)
+    has neither: what it drops unread after it was sent whole counts as received.
 
     Args:
         calls: of one attempt. spans: likewise.

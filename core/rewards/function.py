@@ -9,10 +9,10 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from agl.errors import AglError, AsException, ConfigError
+from agl.errors import AglError, AsException, ConfigError, own_lines
 from agl.rewards.arguments import Arguments, name_of
 from agl.rewards.trace import Trace
-from agl.tracing import main_thread
+from agl.tracing import context, main_thread
 from agl.tracing.threads import in_thread
 
 
@@ -89,18 +89,26 @@ class RewardCaller:
         """An exception of the function's own says whose it is (`raised_by`).
 
         Raises:
-            MainThreadError: it tried what only a main thread may do, and may have taken that for a wrong answer.
+            MainThreadError: it tried what only a main thread may do, and may have taken that for a wrong answer; or the
+                agent did, before.
         """
+        if (scope := context.current()) is not None:
+            main_thread.require_none_refused(f"agent {scope.rollout.agent!r}")
         try:
             yield
             main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}")
-        except AglError:
+        except AglError as error:
+            self._name(error)
             raise
         except Exception as error:
             main_thread.require_none_refused(f"the reward {name_of(self.reward)!r}", error)
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            error.__dict__[_RAISED_BY] = f"the reward {name_of(self.reward)!r} ({place.filename}:{place.lineno})"
+            self._name(error)
             raise
+
+    def _name(self, error: Exception) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (own_lines(frames) or frames)[-1]
+        error.__dict__[_RAISED_BY] = f"the reward {name_of(self.reward)!r} ({place.filename}:{place.lineno})"
 
 
 _RAISED_BY = "agl_raised_by"

@@ -1,9 +1,11 @@
 """What only a main thread may do, while rollouts run in other threads.
 
-A limit set by a signal cannot be set there: Python refuses the handler. A reward that takes every exception for a wrong
-answer would then score each answer 0. So a refusal inside a rollout is noted where it happens, and whoever runs the
-code asks for it afterwards (`require_none_refused`). math-verify's limits work: there they are kept without a signal.
-So does `asyncio.get_event_loop()`, which makes a loop in a main thread alone: a rollout's thread gets one, too.
+Of the standard library these are what signals call, `signal.signal` and `signal.set_wakeup_fd`, whatever is made of
+them (`loop.add_signal_handler`, asyncio's child watchers, `unittest.installHandler`), and the timers whose signals the
+main thread gets. Python refuses the handler. A reward that takes every exception for a wrong answer would then score
+each answer 0. So a refusal inside a rollout is noted where it happens, and whoever runs the code asks for it afterwards
+(`require_none_refused`). math-verify's limits work: there they are kept without a signal. So does
+`asyncio.get_event_loop()`, which makes a loop in a main thread alone: a rollout's thread gets one, too.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import ctypes
 import functools
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 import weakref
@@ -21,12 +22,29 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from agl.errors import MainThreadError
+from agl.errors import MainThreadError, own_lines
 from agl.tracing import context
 from agl.tracing.import_hooks import when_imported
 
-_TIMERS = frozenset(getattr(signal, name) for name in ("SIGALRM", "SIGVTALRM", "SIGPROF") if hasattr(signal, name))
-"""The signals of limits. Programs that handle others, such as SIGTERM, do without where they may not."""
+_OF_PROGRAMS = frozenset(
+    getattr(signal, name)
+    for name in (
+        "SIGBREAK",
+        "SIGCONT",
+        "SIGHUP",
+        "SIGINT",
+        "SIGPIPE",
+        "SIGQUIT",
+        "SIGTERM",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGWINCH",
+    )
+    if hasattr(signal, name)
+)
+"""The signals of a whole program and its terminal. Whoever handles these does without where it may not; code that
+handles any other, such as the signal of a limit, needs it for what it computes."""
 _MATH_VERIFY = ("math_verify.utils", "math_verify.parser", "math_verify.grader", "math_verify.metric")
 _ORIGINAL = "_agl_original"
 """The attribute of a replacement that holds what it replaces."""
@@ -100,18 +118,19 @@ def _noted() -> list[str] | None:
 
 def _note(what: str) -> None:
     if (noted := _noted()) is not None:
-        libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-        frames = [f for f in traceback.extract_stack(sys._getframe(2)) if not f.filename.startswith(libraries)]
+        frames = own_lines(traceback.extract_stack(sys._getframe(2)))
         noted.append(f"{what} at {frames[-1].filename}:{frames[-1].lineno}" if frames else what)
 
 
 def _patch() -> None:
     _replace(sys.modules["_signal"], "signal", _noting_signal)
+    _replace(signal, "set_wakeup_fd", _noting_wakeup)
     for name in ("alarm", "setitimer"):
         if hasattr(signal, name):
             _replace(signal, name, functools.partial(_refusing_timer, name))
     _restore.append(when_imported(_MATH_VERIFY, _limit_without_signals))
     _restore.append(when_imported(("asyncio.events",), _loop_in_each_thread))
+    _restore.append(when_imported(("asyncio.unix_events",), _signals_of_loops))
 
 
 def _replace(module: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -137,24 +156,70 @@ def _noting_signal(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(number, handler)
         except ValueError:
-            if number in _TIMERS and threading.current_thread() is not threading.main_thread():
-                _note(f"signal.signal({signal.Signals(number).name})")
+            if number not in _OF_PROGRAMS and _in_other_thread():
+                _note(f"signal.signal({_signal_name(number)})")
             raise
 
     return noting
+
+
+def _noting_wakeup(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of `signal.set_wakeup_fd`, through which event loops hear of signals."""
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except ValueError:
+            if _in_other_thread():
+                _note("signal.set_wakeup_fd")
+            raise
+
+    return noting
+
+
+def _noting_loop(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a loop's `add_signal_handler`, which calls `set_wakeup_fd` whatever the signal is."""
+
+    def noting(loop: Any, number: int, *args: Any) -> Any:
+        noted = _noted()
+        before = 0 if noted is None else len(noted)
+        try:
+            return original(loop, number, *args)
+        except RuntimeError:
+            if noted is not None and _in_other_thread():
+                del noted[before:]
+                if number not in _OF_PROGRAMS:
+                    _note(f"loop.add_signal_handler({_signal_name(number)})")
+            raise
+
+    return noting
+
+
+def _in_other_thread() -> bool:
+    return threading.current_thread() is not threading.main_thread()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has none
+        return str(number)
 
 
 def _refusing_timer(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Python does not refuse a timer in another thread; but its signal goes to the main one, or ends the process."""
 
     def refusing(*args: Any) -> Any:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        if not in_main_thread and any(args[-2:]) and _noted() is not None:
+        if _in_other_thread() and any(args[-2:]) and _noted() is not None:
             _note(f"signal.{name}")
             raise ValueError(f"signal.{name} only works in main thread of the main interpreter")
         return original(*args)
 
     return refusing
+
+
+def _signals_of_loops(module: str) -> None:
+    _replace(sys.modules[module]._UnixSelectorEventLoop, "add_signal_handler", _noting_loop)
 
 
 def _loop_in_each_thread(module: str) -> None:
@@ -168,7 +233,7 @@ def _loop_in_each_thread(module: str) -> None:
             try:
                 return original(policy)
             except RuntimeError:
-                if context.current() is None or threading.current_thread() is threading.main_thread():
+                if context.current() is None or not _in_other_thread():
                     raise
                 loop = policy.new_event_loop()
                 policy.set_event_loop(loop)
@@ -195,7 +260,7 @@ def _limit_without_signals(module: str) -> None:
                 by_signal = original(timeout_seconds)(function)
 
                 def wrapper(*args: Any, **kwargs: Any) -> Any:
-                    if threading.current_thread() is threading.main_thread():
+                    if not _in_other_thread():
                         return by_signal(*args, **kwargs)
                     from math_verify.errors import TimeoutException
 

@@ -35,7 +35,8 @@ from rules import (
 
 import agl
 from agl.agents.prompts import load_prompts
-from agl.errors import ConfigError, NoAgentMatchedError, RolloutError
+from agl.errors import ConfigError, NoAgentMatchedError, RolloutError, UserCodeError
+from agl.rewards.function import RewardCaller
 from agl.trainer.store import open_store
 
 
@@ -170,6 +171,28 @@ def test_most_fail(tmp_path: Path) -> None:
         pytest.raises(RolloutError, match=r"4 of 4 rollouts failed; .*no answer to val 0"),
     ):
         fit(gepa(provider.url), failing_agent(provider.url, lambda task, text: True), tmp_path, max_attempts=1)
+
+
+NINE = [{"question": f"held out {k}"} for k in range(9)]
+
+
+@pytest.mark.parametrize("fails", [{"val 0", "val 1", "val 3"}, {"held out 0", "held out 4", "held out 8"}])
+def test_one_fault_in_more_than_a_quarter_ends_the_search(fails: set[str], tmp_path: Path) -> None:
+    """A score of the tasks that are left would choose among prompts, and be reported, as if there were no others."""
+
+    def grade(task: dict[str, str], output: str) -> dict[str, float]:
+        if task["question"] in fails:
+            raise KeyError(task["question"])
+        return graded(output)
+
+    @agl.rollout
+    def agent(task: dict[str, str], prompt_template: agl.PromptTemplate) -> dict[str, float]:
+        return RewardCaller(grade)(task, ask(provider.url, ("user", prompt_template.format(question="?"))))
+
+    with rule_provider() as provider, pytest.raises(UserCodeError) as caught:
+        fit(gepa(provider.url, held_out=NINE), agent, tmp_path, max_attempts=1)
+    assert "one place in your code" in str(caught.value)
+    assert "raise KeyError(task" in str(caught.value)
 
 
 def test_candidate_that_breaks_the_agent_is_not_the_end(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +122,64 @@ def test_a_class_has_a_training_and_a_validation_form(agent: LitAgent, name: str
     assert as_agent(agent).name == name
     assert run(agent, info=RolloutInfo("ro", 1, "train")).reward == rewards[0]
     assert run(agent, info=RolloutInfo("ro", 1, "val")).reward == rewards[1]
+
+
+FORMS = list(itertools.permutations(["task", "resources", "rollout"]))
+
+
+def form(names: Sequence[str], *, is_async: bool = False) -> Any:
+    """A method of these arguments that returns how many of them have the value that they are named for."""
+    space: dict[str, Any] = {"RESOURCES": RESOURCES, "INFO": INFO}
+    checks = "(task == 'task') + (resources == RESOURCES) + (rollout == INFO)"
+    exec(f"{'async ' if is_async else ''}def rollout(self, {', '.join(names)}): return {checks}", space)
+    return space["rollout"]
+
+
+@pytest.mark.parametrize("names", FORMS, ids=", ".join)
+@pytest.mark.parametrize("mode", ["", "training_", "validation_"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_forms_of_a_class_get_their_arguments_by_name(names: Sequence[str], mode: str, is_async: bool) -> None:
+    method = f"{mode}rollout{'_async' if is_async else ''}"
+    agent = type("Own", (LitAgent,), {method: form(names, is_async=is_async)})()
+    info = RolloutInfo("ro-1", 2, "val" if mode == "validation_" else "train", 7)
+    expected = 3.0 if info == INFO else 2.0
+    assert run(agent, info=info).reward == expected
+
+
+def test_a_form_with_names_of_its_own_goes_by_place() -> None:
+    class Own(LitAgent):
+        def training_rollout(self, x: Any, named: Any, /, about: Any) -> float:  # type: ignore[override]
+            return float((x, named, about) == ("task", RESOURCES, INFO))
+
+    assert run(Own()).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("task", "rollout_id", "resources"),
+            r"takes \(task, rollout_id, resources\), whose names contradict",
+        ),
+        (("sample", "rollout", "llm"), r"takes \(sample, rollout, llm\), whose names contradict"),
+        (("task", "prompt_template", "rollout"), "whose names contradict"),
+        (("task", "rollout"), r"takes no \(task, resources, rollout\)"),
+        (("task", "resources", "rollout", "llm"), "has an argument 'llm' that agl cannot fill"),
+    ],
+)
+def test_a_form_that_contradicts_itself_is_refused(names: Sequence[str], message: str) -> None:
+    space: dict[str, Any] = {}
+    exec(f"def rollout(self, {', '.join(names)}): return 1.0", space)
+    with pytest.raises(ConfigError, match=message):
+        as_agent(type("Own", (LitAgent,), {"rollout": space["rollout"]})())
+
+
+def test_a_function_gets_its_task_under_no_name_of_something_else() -> None:
+    for name in ("rollout_id", "output", "trace", "rollout_info"):
+        space: dict[str, Any] = {}
+        exec(f"def agent({name}, llm): return 1.0", space)
+        with pytest.raises(ConfigError, match=f"has an argument '{name}' that agl cannot fill"):
+            agl.rollout(space["agent"])
 
 
 def test_a_class_that_overrides_nothing() -> None:

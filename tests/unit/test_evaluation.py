@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
@@ -175,7 +176,9 @@ def test_what_a_model_wrote_is_text(tmp_path: Path) -> None:
         assert "\\x1b" in page
 
 
-def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("set_back", [0.0, 3 * 3600.0])
+def test_an_interrupted_evaluation_goes_on(set_back: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the clock was set back meanwhile: what ran again counts, not what had failed before."""
     stops = Skill(6, fails=(5,))
     evaluated(tmp_path, stops, samples=2)
     rest = Skill(6)
@@ -199,6 +202,8 @@ def test_an_interrupted_evaluation_goes_on(tmp_path: Path) -> None:
         await store.close()
 
     asyncio.run(as_if_killed())
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - set_back)
     now = evaluated(tmp_path, rest, samples=2, resume=True).policies["now"]
     assert rest.runs == [5, 5], "only what had failed is run again"
     assert now.success.value == 1.0

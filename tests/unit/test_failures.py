@@ -19,8 +19,8 @@ from agl.mdp.builder import AttemptTrajectory
 from agl.mdp.types import Trajectory
 from agl.rewards.function import RewardCaller
 from agl.trainer.run.failures import failure_counts, failures_line, require_sound
+from agl.trainer.runners.blame import raised_at
 from agl.trainer.runners.protocol import Failure, RolloutResult
-from agl.trainer.runners.repeats import raised_at
 from agl.trainer.store.types import Rollout, RolloutConfig, new_rollout_id
 
 PLACE = "agent.py:12"
@@ -67,6 +67,11 @@ def test_one_place_counts_whatever_it_raises() -> None:
         require_sound(step(8, *failures), "step 1")
     elsewhere = [failed(f"agent 'a' raised KeyError: {k}", place=f"agent.py:{k}") for k in range(4)]
     require_sound(step(8, *elsewhere), "step 1")
+
+
+def test_long_messages_that_only_begin_alike_are_not_the_same() -> None:
+    failures = [failed(f"agent 'a' raised LookupError: {'no such patient, ' * 20}{k}") for k in range(4)]
+    require_sound(step(8, *failures), "step 1")
 
 
 def test_a_rollout_that_fails_each_time_counts_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -69,6 +70,58 @@ def by_alarm_unhandled(task: Any, output: str) -> float:
     return 1.0
 
 
+def by_wakeup(task: Any, output: str) -> float:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        signal.set_wakeup_fd(writer)
+        return 1.0
+    except Exception:
+        return 0.0
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def by_loop_signal(number: int) -> Any:
+    """A reward that waits for a signal in its loop."""
+
+    async def judge() -> float:
+        asyncio.get_running_loop().add_signal_handler(number, lambda: None)
+        return 1.0
+
+    def by_loop_signal(task: Any, output: str) -> float:
+        try:
+            return asyncio.run(judge())
+        except Exception:
+            return 0.0
+
+    return by_loop_signal
+
+
+by_loop_alarm = by_loop_signal(signal.SIGALRM)
+by_loop_user = by_loop_signal(signal.SIGUSR1)
+by_loop_child = by_loop_signal(signal.SIGCHLD)
+"""What waits for children by a signal, as asyncio's older child watchers do."""
+
+
+def by_user_signal(task: Any, output: str) -> float:
+    """A reward that a program of its own tells by a signal that it is done."""
+    try:
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        return 1.0
+    except Exception:
+        return 0.0
+
+
+def by_real_time_signal(task: Any, output: str) -> float:
+    try:
+        signal.signal(signal.SIGRTMIN + 3, lambda *_: None)
+        return 1.0
+    except Exception:
+        return 0.0
+
+
 def by_loop(task: Any, output: str) -> float:
     async def judge() -> float:
         await asyncio.sleep(0)
@@ -123,6 +176,19 @@ def by_sigterm(task: Any, output: str) -> float:
     return 0.0
 
 
+def by_sigterm_of_a_loop(task: Any, output: str) -> float:
+    """What servers and bots do, which go without where they may not."""
+
+    async def serve() -> float:
+        try:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+        except RuntimeError:
+            return 1.0
+        return 0.0
+
+    return asyncio.run(serve())
+
+
 def reward_of(agent: Any, reward: Any, directory: Path, **options: Any) -> float:
     trainer = agl.Trainer(agl.Baseline(), directory=directory, n_workers=2, progress=False, **options)
     [entry] = trainer.fit(agl.wrap(agent, reward, name="solver"), TASKS).history
@@ -130,7 +196,18 @@ def reward_of(agent: Any, reward: Any, directory: Path, **options: Any) -> float
 
 
 @pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.full)])
-@pytest.mark.parametrize("reward", [by_math_verify, by_loop, by_found_loop, by_processes, by_child, by_sigterm])
+@pytest.mark.parametrize(
+    "reward",
+    [
+        by_math_verify,
+        by_loop,
+        by_found_loop,
+        by_processes,
+        by_child,
+        by_sigterm,
+        by_sigterm_of_a_loop,
+    ],
+)
 @pytest.mark.parametrize("kind", AGENTS)
 def test_it_works(kind: str, reward: Any, runners: Any, tmp_path: Path) -> None:
     if reward is by_math_verify:
@@ -145,7 +222,14 @@ def test_it_works(kind: str, reward: Any, runners: Any, tmp_path: Path) -> None:
         (by_alarm, r"signal\.signal\(SIGALRM\)"),
         (by_timer, r"signal\.setitimer"),
         (by_alarm_unhandled, r"signal\.signal\(SIGPROF\)"),
+        (by_wakeup, r"signal\.set_wakeup_fd"),
+        (by_loop_alarm, r"loop\.add_signal_handler\(SIGALRM\)"),
+        (by_loop_user, r"loop\.add_signal_handler\(SIGUSR1\)"),
+        (by_user_signal, r"signal\.signal\(SIGUSR1\)"),
+        (by_real_time_signal, r"signal\.signal\(37\)"),
+        (by_loop_child, r"loop\.add_signal_handler\(SIGCHLD\)"),
     ],
+    ids=["alarm", "timer", "profile", "wakeup", "loop_alarm", "loop_user", "user", "real_time", "loop_child"],
 )
 @pytest.mark.parametrize("kind", AGENTS)
 def test_or_ends_the_run_with_the_reward_the_signal_and_the_remedy(
@@ -165,6 +249,18 @@ def test_an_agent_that_scores_itself_is_named_too(tmp_path: Path) -> None:
     trainer = agl.Trainer(agl.Baseline(), directory=tmp_path, progress=False)
     with pytest.raises(MainThreadError, match=r"agent 'solver' needs signal\.signal\(SIGALRM\)"):
         trainer.fit(solver, TASKS)
+
+
+async def listens(task: Any) -> str:
+    """An agent that goes without what it needs."""
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, lambda: None)
+    return task["answer"]
+
+
+def test_an_agent_is_named_and_not_its_reward(tmp_path: Path) -> None:
+    with pytest.raises(MainThreadError, match=r"agent 'solver' needs loop\.add_signal_handler\(SIGUSR2\)"):
+        reward_of(listens, lambda task, output: 1.0, tmp_path)
 
 
 def test_an_evaluation_ends_too(tmp_path: Path) -> None:
@@ -229,14 +325,21 @@ def test_a_limit_of_math_verify_holds_and_leaves_nothing_pending() -> None:
     assert in_rollout(limited) == ("TimeoutException", sum(range(100_000)))
 
 
+def patched() -> tuple[Any, ...]:
+    """What is replaced while rollouts run."""
+    loops: Any = asyncio.SelectorEventLoop
+    handler = sys.modules["_signal"].signal
+    return signal.alarm, signal.setitimer, signal.set_wakeup_fd, handler, loops.add_signal_handler
+
+
 def test_outside_a_rollout_nothing_is_changed() -> None:
-    before = signal.alarm, signal.setitimer, sys.modules["_signal"].signal
+    before = patched()
     with main_thread.watched():
-        assert signal.alarm is not before[0]
+        assert all(now is not then for now, then in zip(patched(), before, strict=True))
         assert signal.setitimer(signal.ITIMER_PROF, 0.0) == (0.0, 0.0)
         handler = signal.signal(signal.SIGPROF, signal.SIG_IGN)
         signal.signal(signal.SIGPROF, handler)
-    assert (signal.alarm, signal.setitimer, sys.modules["_signal"].signal) == before
+    assert patched() == before
 
 
 def test_a_threads_loop_is_closed_with_it_and_outside_a_rollout_there_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -33,7 +34,9 @@ def list_runs(places: Sequence[str], *, deleted: bool = False) -> list[dict[str,
     Raises:
         StoreError: there is no store at a place.
     """
-    facts = sorted(run_in_thread(_facts(find_sources(places), deleted)), key=lambda run: -run["began"])
+    # Each store has its own order, whatever its clock said; between stores the clocks are all that is known.
+    by_store = run_in_thread(_facts(find_sources(places), deleted))
+    facts = list(heapq.merge(*by_store, key=lambda run: -run["began"]))
     table = Table(box=None, pad_edge=False)
     tagged = any(run["tags"] for run in facts)
     for column in ("run", "algorithm", "status", "step", "training", "held out", "began", *["tags"] * tagged, "in"):
@@ -53,8 +56,9 @@ def list_runs(places: Sequence[str], *, deleted: bool = False) -> list[dict[str,
     return facts
 
 
-async def _facts(sources: Sequence[Source], deleted: bool) -> list[dict[str, Any]]:
-    found = []
+async def _facts(sources: Sequence[Source], deleted: bool) -> list[list[dict[str, Any]]]:
+    """The facts of the runs of each store, newest first."""
+    by_store = []
     for source in sources:
         try:
             store = await source.store()
@@ -67,6 +71,7 @@ async def _facts(sources: Sequence[Source], deleted: bool) -> list[dict[str, Any
             continue
         finally:
             await source.close()
+        found = []
         for run in runs:
             ends = {
                 name: [m.value for m in numbers if (m.run_id, m.name) == (run.run_id, name) and m.value is not None]
@@ -78,7 +83,8 @@ async def _facts(sources: Sequence[Source], deleted: bool) -> list[dict[str, Any
                 | {name: _first_and_last(values) for name, values in ends.items()}
                 | {"tags": list(noted.tags), "note": noted.note, "in": source.name}
             )
-    return found
+        by_store.append(found)
+    return by_store
 
 
 def _of_run(run: TrainingRun) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import heapq
 import math
 import mimetypes
 from collections import defaultdict
@@ -235,7 +236,8 @@ class _Api:
         after, deleted = _text(request, "after"), bool(_number(request, "deleted", 0, most=1))
         pages = await asyncio.gather(*(self._runs(number, after, deleted) for number in numbers))
         return {
-            "runs": sorted((r for runs, _, _ in pages for r in runs), key=lambda r: -r["created_at"]),
+            # Each store has its own order, whatever its clock said; between stores the clocks are all that is known.
+            "runs": list(heapq.merge(*(runs for runs, _, _ in pages), key=lambda r: -r["created_at"])),
             "stores": [facts for _, facts, _ in pages],
             "older": {number: older for number, (_, _, older) in zip(numbers, pages, strict=True) if older},
         }
@@ -448,7 +450,7 @@ class _Api:
 
     # -- more -----------------------------------------------------------------------------------------------------
     async def runners(self, request: Request) -> Any:
-        """What every runner is doing: the open attempts, longest-running first, by worker."""
+        """What every runner is doing: the open attempts, of the oldest rollout first, by worker."""
         store = await self._store(request)
         attempts = await store.query_open_attempts(limit=1000)
         workers: dict[str, list[Any]] = {}

@@ -138,8 +138,9 @@ class RolloutQuery:
                 hint="name a step after which there was a validation",
                 run=self.run_id,
             )
-        # A resumed run leaves what it has cancelled, and runs again what had failed.
-        last = {(s.rollout.group, s.rollout.index): s for s in sorted(found, key=lambda s: s.rollout.created_at)}
+        # A resumed run leaves what it has cancelled, and runs again what had failed. The store gives the rollouts of
+        # one place in the order in which they were made, whatever the clock said.
+        last = {(s.rollout.group, s.rollout.index): s for s in found}
         return sorted(last.values(), key=lambda s: (task_index(s), s.rollout.index))
 
 

@@ -14,7 +14,7 @@ from agl.mdp.types import Reward
 from agl.trainer.objectives.advantages import StepAdvantages
 from agl.trainer.report import prices
 from agl.trainer.report.statistics import reward_interval
-from agl.trainer.run.failures import failure_counts
+from agl.trainer.run.failures import failure_counts, selecting_fault
 from agl.trainer.run.faults import fault_counts
 from agl.trainer.runners.protocol import RolloutResult
 
@@ -97,8 +97,14 @@ def measurement(results: Sequence[RolloutResult], mode: str, what: str) -> dict[
 
     Raises:
         AglError: all of them failed; the error is that of the first one.
+        UserCodeError: one fault of the reward function has selected those that are left (`selecting_fault`). One of
+            the agent is logged: that it fails so often is a result, and evaluations have bounds with all rollouts.
     """
     succeeded = require_some(results, what)
+    if (fault := selecting_fault(results, what, kinds=("reward",))) is not None:
+        raise fault
+    if (fault := selecting_fault(results, what, kinds=("agent",))) is not None:
+        log.warning("%s", fault)
     by_task: dict[str, list[float]] = defaultdict(list)
     for result in succeeded:
         if result.attempt_trajectory is not None and result.attempt_trajectory.reward is not None:

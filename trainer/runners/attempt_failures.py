@@ -9,15 +9,13 @@ from typing import Any
 from agl import errors, semconv
 from agl.errors import (
     AglError,
-    AttemptOverError,
     CaptureError,
-    GatewayError,
-    JudgeError,
-    LostCallError,
     MainThreadError,
     RewardError,
+    UserCodeError,
 )
 from agl.mdp.spans import Span
+from agl.trainer.runners.blame import SURROUNDINGS
 from agl.trainer.runners.protocol import Failure, Lease, Report
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import Attempt, AttemptStatus, Rollout
@@ -25,6 +23,7 @@ from agl.trainer.store.types import Attempt, AttemptStatus, Rollout
 _FAILED: tuple[AttemptStatus, ...] = ("failed", "timeout", "unresponsive")
 _RAISED = re.compile(r"^(?:agl\.errors\.)?(\w+)(?:: |$)", re.MULTILINE)
 """The beginning of an exception in a traceback, with the name of its type."""
+_EXCEPTION_FACTS = {semconv.AGENT_ERROR, semconv.AGENT_ERROR_PLACE, semconv.AGENT_ERROR_OF_SERVICE}
 _PLACE = re.compile(r" \(\w+=[^()]*\)$")
 """The end of an `AglError`'s message: where it happened."""
 
@@ -76,18 +75,17 @@ def _of_text(text: str) -> tuple[type[AglError], str]:
 
 def _exception_facts(spans: Sequence[Span]) -> Mapping[str, Any]:
     """What an attempt's root span says of the exception that ended it."""
-    return next((s.attributes for s in spans if semconv.AGENT_ERROR in s.attributes), {})
+    return next((s.attributes for s in spans if not _EXCEPTION_FACTS.isdisjoint(s.attributes)), {})
 
 
 def _kind(status: AttemptStatus, error: type, facts: Mapping[str, Any]) -> str:
     """One of `agl.trainer.runners.protocol.FAILURES`."""
     if status == "timeout":
         return "timeout"
-    of_surroundings = issubclass(error, (GatewayError, AttemptOverError, JudgeError, LostCallError))
-    if of_surroundings or facts.get(semconv.AGENT_ERROR_OF_SERVICE):
+    if issubclass(error, SURROUNDINGS) or facts.get(semconv.AGENT_ERROR_OF_SERVICE):
         return "infrastructure"
     if semconv.REWARD_ERROR in facts or issubclass(error, RewardError):
         return "reward"
-    if facts or issubclass(error, (CaptureError, MainThreadError)):
+    if facts or issubclass(error, (CaptureError, MainThreadError, UserCodeError)):
         return "agent"
     return "infrastructure"

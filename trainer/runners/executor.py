@@ -29,6 +29,7 @@ from agl.errors import (
     RewardError,
     RolloutError,
     RolloutTimeoutError,
+    UserCodeError,
     described,
 )
 from agl.mdp.evidence import unreadable_inputs
@@ -38,9 +39,9 @@ from agl.rewards.function import raised_by
 from agl.surroundings import start_thread
 from agl.tracing import main_thread
 from agl.trainer.http.aio import LoopThread
+from agl.trainer.runners.blame import is_infrastructure, of_service, place_of_own, raised_at
 from agl.trainer.runners.command import CommandAgent, CommandFailed
 from agl.trainer.runners.protocol import Coordinator, Lease, Report
-from agl.trainer.runners.repeats import of_service, raised_at
 
 if TYPE_CHECKING:
     # A worker without commands needs no server.
@@ -228,7 +229,13 @@ class Executor:
             if isinstance(error, TimeoutError):
                 # Not the attempt's own limit, which `execute` would take it for.
                 raise self._with_place(error, lease, context.spans) from error
-            if isinstance(error, AglError) or _is_infrastructure(error):
+            if of_service(error):
+                scope.span.set_attribute(semconv.AGENT_ERROR_OF_SERVICE, True)
+            if (reward := raised_by(error)) is not None:
+                scope.span.set_attribute(semconv.REWARD_ERROR, reward)
+            if isinstance(error, AglError) and (place := place_of_own(error)) is not None:
+                scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, place)
+            if isinstance(error, AglError) or is_infrastructure(error):
                 raise error
             scope.span.set_attribute(semconv.AGENT_ERROR, described(error, content=context.capture_content))
             cause = (error.cause if isinstance(error, CommandFailed) else None) or answer_error_cause(error)
@@ -236,10 +243,6 @@ class Executor:
                 scope.span.set_attribute(semconv.AGENT_ERROR_CAUSE, cause)
             if context.capture_content and (inputs := unreadable_inputs(causes_of(error))):
                 scope.span.set_attribute(semconv.AGENT_ERROR_INPUTS, inputs)
-            if of_service(error):
-                scope.span.set_attribute(semconv.AGENT_ERROR_OF_SERVICE, True)
-            if (reward := raised_by(error)) is not None:
-                scope.span.set_attribute(semconv.REWARD_ERROR, reward)
             scope.span.set_attribute(semconv.AGENT_ERROR_PLACE, raised_at(error) or "")
             # It would hide a fault of the reward function.
             if agent.error_reward is None or reward is not None:
@@ -295,7 +298,8 @@ class Executor:
             try:
                 await getattr(hook, name)(**facts)
             except Exception as error:
-                raise RolloutError(
+                kind = RolloutError if of_service(error) else UserCodeError
+                raise kind(
                     f"the hook {hook.name}.{name} raised {described(error)}",
                     hint="the hook did not finish its work; catch in it what may fail",
                     rollout=lease.rollout.rollout_id,
@@ -313,7 +317,7 @@ class Executor:
         if (reward := raised_by(error)) is not None:
             what = f"{reward} of {what}"
             hint = f"correct it, or return a low reward for an output that it cannot read; {hint}"
-        elif not _is_infrastructure(error):
+        elif not is_infrastructure(error):
             hint += (
                 ". Where an answer of the policy is why, let the agent raise agl.PolicyFault; "
                 "agl.wrap(..., error_reward=x) gives every such run a reward instead"
@@ -341,17 +345,6 @@ def _in_thread(function: Callable[[], None], name: str) -> Awaitable[None]:
 
     start_thread(body, name)
     return asyncio.wrap_future(future)
-
-
-def _is_infrastructure(error: BaseException) -> bool:
-    """Whether the connection to a model failed rather than the agent; such a failure must never become a reward."""
-    for raised in causes_of(error):
-        names = {cls.__name__ for cls in type(raised).__mro__}
-        if names & {"APIConnectionError", "InternalServerError", "AuthenticationError", "RateLimitError"}:
-            return True
-        if isinstance(raised, ConnectionError):
-            return True
-    return isinstance(error, OSError)
 
 
 def _failed_call(error: BaseException, spans: Sequence[Span]) -> Span | None:

@@ -3,43 +3,13 @@
 from __future__ import annotations
 
 import math
-import sysconfig
-import traceback
 from collections import defaultdict
-from pathlib import Path
 
-import agl
-from agl.agents.causes import causes_of
-from agl.errors import AglError, MainThreadError
-from agl.trainer.runners.command import CommandFailed
+from agl.errors import MainThreadError
 from agl.trainer.store.types import Rollout
 
 ENOUGH = 2
 """Rollouts of a step that failed alike at two attempts in a row, after which its others are not tried again."""
-_SERVICES = {"aiohttp", "anthropic", "botocore", "google", "grpc", "httpcore", "httpx", "openai", "requests", "urllib3"}
-_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, str(Path(agl.__file__).parent))
-
-
-def of_service(error: BaseException) -> bool:
-    """Whether a model's provider or another service answered so, or the exception was raised while that was handled."""
-    return any(type(raised).__module__.partition(".")[0] in _SERVICES for raised in _involved(error))
-
-
-def raised_at(error: BaseException) -> str | None:
-    """The innermost line of the user's own code that raised, "file:line"; None if more than code may have caused it:
-    the network, the system, a service, or a command, of which no more is known than that it failed."""
-    if of_service(error) or any(isinstance(raised, OSError | AglError | CommandFailed) for raised in _involved(error)):
-        return None
-    raised = [error]
-    while isinstance(group := raised[-1], BaseExceptionGroup):
-        raised.append(group.exceptions[0])
-    listed = [frame for each in raised for frame in traceback.extract_tb(each.__traceback__)]
-    frames = [f for f in listed if not f.filename.startswith(_LIBRARIES)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
-
-
-def _involved(error: BaseException) -> tuple[BaseException, ...]:
-    return (*causes_of(error), *causes_of(error.__context__))
 
 
 class Repeats:

@@ -160,7 +160,7 @@ class Rollouts(Protocol):
         ...
 
     async def query_open_attempts(self, *, limit: int = 1000) -> list[Attempt]:
-        """The attempts that are "preparing" or "running", longest-running first: what every runner is doing."""
+        """The attempts that are "preparing" or "running", of the oldest rollout first: what every runner is doing."""
         ...
 
     async def wait_for_rollouts(self, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
@@ -284,7 +284,8 @@ class Runs(Protocol):
         after: str | None = None,
         limit: int = 256,
     ) -> list[RolloutSummary]:
-        """One step's rollouts, in the order of their groups and places, in a bounded number of database queries.
+        """One step's rollouts, in the order of their groups and places, and of one place in the order in which they
+        were made, in a bounded number of database queries.
 
         Args:
             step: as in `Rollout`: training counts from 0, and a validation has the number of steps that are done.

@@ -73,13 +73,14 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
     def to_agent(self) -> Agent:
         """This as an `Agent`, whichever trainer runs it."""
         name = self.name or getattr(self, "__name__", None) or type(self).__name__
+        self.require_forms()
         if self.is_async():
 
             async def run_async(task: Any, resources: T.NamedResources, info: RolloutInfo) -> Outcome:
                 rollout, named = await self._arguments_of(task, resources, info)
                 train = rollout.mode == "train"
                 method = self.training_rollout_async if train else self.validation_rollout_async
-                return _outcome(await method(task, named, rollout))  # type: ignore[arg-type]
+                return _outcome(await agl_agent.call_form(method, task, named, rollout))
 
             return Agent(name, run_async, True)
 
@@ -88,7 +89,7 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
             rollout, named = asyncio.run(self._arguments_of(task, resources, info))
             train = rollout.mode == "train"
             method = self.training_rollout if train else self.validation_rollout
-            return _outcome(method(task, named, rollout))  # type: ignore[arg-type]
+            return _outcome(agl_agent.call_form(method, task, named, rollout))
 
         return Agent(name, run, False)
 

@@ -233,7 +233,7 @@ class TraceTree:
         """Call's id -> its reward: each reward goes to the last call that ended before it and has none yet, of the
         whole trace or ("first_sibling") of the reward's siblings."""
         ids = {call.id for call in llm_calls}
-        groups = [sorted(self.traverse(), key=_start)]
+        groups = [sorted(self.traverse(), key=lambda node: (node.span.sequence_id, _start(node)))]
         if reward_match == "first_sibling":
             groups = [node.children for node in self.traverse()]
         rewards: dict[str, float | None] = {}
@@ -243,7 +243,7 @@ class TraceTree:
                 if node.id in ids:
                     earlier.append(node)
                 if (value := counted_reward(node.span)) is not None:
-                    ended = (c for c in reversed(earlier) if _end(c) <= _start(node) and c.id not in rewards)
+                    ended = (c for c in reversed(earlier) if _is_before(c, node) and c.id not in rewards)
                     if (call := next(ended, None)) is not None:
                         rewards[call.id] = value
         return rewards
@@ -311,6 +311,13 @@ def _start(node: TraceTree) -> float:
 
 def _end(node: TraceTree) -> float:
     return _start(node) if node.end_time is None else node.end_time
+
+
+def _is_before(call: TraceTree, node: TraceTree) -> bool:
+    """Whether a call had ended: by the numbers of the spans, which no clock sets back, else by their times."""
+    if call.span.sequence_id != node.span.sequence_id:
+        return call.span.sequence_id < node.span.sequence_id
+    return _end(call) <= _start(node)
 
 
 def _length(node: TraceTree) -> float:

@@ -20,11 +20,11 @@ from typing import Any, ClassVar, Literal
 
 from agl.agents.prompts import save_prompts
 from agl.agents.resources import Dataset, SystemPrompt, as_tasks, resource_to_json
-from agl.errors import AglError, ConfigError, DatasetError
+from agl.errors import AglError, ConfigError, DatasetError, UserCodeError
 from agl.trainer.gateway.access import SamplingRules
 from agl.trainer.report.statistics import reward_interval, sign_flip_test
 from agl.trainer.run.candidates import Evaluation, record
-from agl.trainer.run.failures import failure_counts
+from agl.trainer.run.failures import failure_counts, require_sound
 from agl.trainer.run.results import mean_rewards, require_some, reward_label
 from agl.trainer.run.run import Algorithm, Run
 from agl.trainer.run.workplace import Workplace
@@ -226,6 +226,8 @@ class Search:
 
         Raises:
             AglError: most rollouts failed, not because of the candidate; the error of the first one.
+            UserCodeError: one fault of the user's code has ended more than a quarter of a candidate's rollouts, and not
+                because of the candidate.
         """
         first, before = self._step, self._rollouts
         self._step += len(pairs)
@@ -233,9 +235,10 @@ class Search:
             *(self._run_step(first + i, candidate, tasks, split) for i, (candidate, tasks) in enumerate(pairs))
         )
         for (candidate, tasks), results in zip(pairs, batches, strict=True):
-            failed = [(r, task) for r, task in zip(results, tasks, strict=True) if r.error is not None]
-            if 2 * len(failed) > len(results):
-                await self._blame(candidate, *failed[0], len(failed), len(results))
+            if (error := _fault(results, split)) is not None:
+                failed = next(task for r, task in zip(results, tasks, strict=True) if r.failures or r.error)
+                if not await self._is_candidates(candidate, failed):
+                    raise error
         scored = []
         for i, ((candidate, _), results) in enumerate(zip(pairs, batches, strict=True)):
             scored.append(self._scored(results))
@@ -324,18 +327,12 @@ class Search:
     def _resources(self, candidate: Candidate) -> dict[str, Any]:
         return {n: resource_to_json(c.with_text(candidate[n])) for n, c in self.components.items()}
 
-    async def _blame(self, candidate: Candidate, result: RolloutResult, task: IndexedTask, failed: int, n: int) -> None:
-        """Raise the error of a candidate's first failed rollout, unless the prompts of the start succeed there."""
-        if dict(candidate) != self.start:
-            [again] = await self.rollouts(self.start, [task], "train")
-            if again.error is None:
-                return
-        error = result.error
-        assert error is not None
-        if isinstance(error, AglError):
-            message = f"{failed} of {n} rollouts failed; the first: {error.message}"
-            raise type(error)(message, hint=error.hint, **error.where) from error
-        raise error
+    async def _is_candidates(self, candidate: Candidate, failed: IndexedTask) -> bool:
+        """Whether a failure is of the candidate's making: the prompts of the start succeed on that task."""
+        if dict(candidate) == self.start:
+            return False
+        [again] = await self.rollouts(self.start, [failed], "train")
+        return again.error is None
 
     def _scored(self, results: Sequence[RolloutResult]) -> list[Scored]:
         totals = [r.attempt_trajectory.reward for r in results if r.attempt_trajectory is not None]
@@ -370,6 +367,25 @@ class Search:
             parts.append(f"{rate:.1f} rollouts/s")
             await run.record(entry | {"prompts/rollouts_per_second": rate})
         run.progress.advance(total, parts, important="train/score" not in facts)
+
+
+def _fault(results: Sequence[RolloutResult], split: Split) -> BaseException | None:
+    """Why the rollouts that are left of an evaluation say nothing; None if they do."""
+    failed = [r.error for r in results if r.error is not None]
+    most_failed = 2 * len(failed) > len(results)
+    how_many = f"{len(failed)} of {len(results)} rollouts failed; " if most_failed else ""
+    try:
+        require_sound(results, f"an evaluation on {len(results)} {split} tasks")
+    except UserCodeError as fault:
+        return UserCodeError(how_many + fault.message, hint=fault.hint, **fault.where)
+    if not most_failed:
+        return None
+    first = failed[0]
+    if not isinstance(first, AglError):
+        return first
+    error = type(first)(f"{how_many}the first: {first.message}", hint=first.hint, **first.where)
+    error.__cause__ = first
+    return error
 
 
 def _facts(split: Split, scored: Sequence[Scored]) -> dict[str, float]:

@@ -34,7 +34,7 @@ class RunRecord:
         steps, step: updates in all, and completed ones. history: one dict per step.
         rollouts: (completed, all) of the present batch. error, hint: why it failed.
         policies: name -> directory on the server. tasks: how many for (training, validation).
-        created_at, ended_at: seconds since the epoch.
+        number: of this run among the server's, from 1. created_at, ended_at: seconds since the epoch.
     """
 
     run_id: str
@@ -52,6 +52,7 @@ class RunRecord:
     hint: str | None = None
     policies: dict[str, str] = field(default_factory=dict)
     tasks: tuple[int, int] = (0, 0)
+    number: int = 0
     created_at: float = field(default_factory=time.time)
     ended_at: float | None = None
 
@@ -81,7 +82,7 @@ class RunRecord:
 
 
 def load_records(root: Path) -> list[RunRecord]:
-    """The runs below a directory, oldest first.
+    """The runs below a directory, oldest first, whatever the clock said.
 
     Raises:
         CheckpointError: a record cannot be read.
@@ -96,7 +97,7 @@ def load_records(root: Path) -> list[RunRecord]:
             raise CheckpointError(
                 f"the record of a run cannot be read: {error}", hint="move its directory away", path=file
             ) from error
-    return sorted(records, key=lambda r: r.created_at)
+    return sorted(records, key=lambda r: r.number)
 
 
 NOTIFY_SECONDS = 1.0

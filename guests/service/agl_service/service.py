@@ -202,6 +202,7 @@ class Service:
             air=air,
             nworkers=settings.values.get("n_workers"),
             tasks=(data["train"], data["test"]),
+            number=1 + max((known.number for known in self.records.values()), default=0),
         )
         record.steps = algorithm.steps
         record.save()

@@ -37,11 +37,11 @@ _SPANS_OF_ATTEMPT = _SPANS.where(S.c.attempt == bindparam("n"))
 _INSERT_RESOURCES = insert(V).on_conflict_do_nothing()
 
 
-def upsert(table: Table, columns: Sequence[str]) -> Any:
-    """An insert that sets `columns` where a row with the key exists."""
+def upsert(table: Table, columns: Sequence[str], key: Sequence[str] | None = None) -> Any:
+    """An insert that sets `columns` where a row with the key exists: that of these columns, or else the primary one."""
     statement = insert(table)
     return statement.on_conflict_do_update(
-        index_elements=list(table.primary_key.columns), set_={name: statement.excluded[name] for name in columns}
+        index_elements=list(key or table.primary_key.columns), set_={name: statement.excluded[name] for name in columns}
     )
 
 

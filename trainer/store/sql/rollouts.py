@@ -112,7 +112,7 @@ _ATTEMPTS_WITH_LIMITS = (
     select(A)
     .where(A.c.status.in_(_OPEN))
     .where(func.coalesce(A.c.timeout_seconds, A.c.unresponsive_seconds).is_not(None))
-    .order_by(A.c.started_at)
+    .order_by(A.c.rollout_id, A.c.attempt)
 )
 _BEAT = (
     update(A)
@@ -545,8 +545,9 @@ def query_attempts(connection: Connection, rollout_id: str) -> list[Attempt]:
 
 
 def query_open_attempts(connection: Connection, limit: int) -> list[Attempt]:
-    """The attempts that run, longest-running first. An unresponsive one may never end, so it is not among them."""
-    statement = select(A).where(A.c.status.in_(_OPEN)).order_by(A.c.started_at, A.c.rollout_id).limit(limit)
+    """The attempts that run, of the oldest rollout first. An unresponsive one may never end: it is not among them."""
+    of_rollout = select(A).join(R, R.c.rollout_id == A.c.rollout_id)
+    statement = of_rollout.where(A.c.status.in_(_OPEN)).order_by(R.c.seq, A.c.attempt).limit(limit)
     return [codec.to_attempt(row) for row in connection.execute(statement).mappings()]
 
 

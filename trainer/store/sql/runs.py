@@ -36,7 +36,8 @@ from agl.trainer.store.sql.schema import spans as S
 from agl.trainer.store.sql.schema import trained_calls as T
 from agl.trainer.store.types import Metric, RolloutSummary, TrainingRun
 
-_UPSERT_RUN = upsert(N, [column.name for column in N.columns if column.name not in ("run_id", "created_at")])
+_KEPT = ("seq", "run_id", "created_at")
+_UPSERT_RUN = upsert(N, [column.name for column in N.columns if column.name not in _KEPT], key=["run_id"])
 _UPSERT_METRIC = upsert(M, ["value"])
 _TOUCH = update(N).where(N.c.run_id == bindparam("id")).values(updated_at=bindparam("now"))
 
@@ -48,15 +49,15 @@ def put(connection: Connection, row: Mapping[str, Any]) -> None:
 
 
 def query(connection: Connection, run_ids: Sequence[str] | None, after: str | None, limit: int) -> list[TrainingRun]:
-    """Runs, newest first."""
-    statement = select(N).order_by(N.c.created_at.desc(), N.c.run_id.desc()).limit(limit)
+    """Runs, newest first, whatever the clock said when each was recorded."""
+    statement = select(N).order_by(N.c.seq.desc()).limit(limit)
     if run_ids is not None:
         statement = statement.where(N.c.run_id.in_(list(run_ids)))
     if after is not None:
-        created_at = connection.execute(select(N.c.created_at).where(N.c.run_id == after)).scalar()
-        if created_at is None:
+        seq = connection.execute(select(N.c.seq).where(N.c.run_id == after)).scalar()
+        if seq is None:
             raise _no_run(after)
-        statement = statement.where(tuple_(N.c.created_at, N.c.run_id) < tuple_(created_at, after))
+        statement = statement.where(N.c.seq < seq)
     return [codec.to_run(row) for row in connection.execute(statement).mappings()]
 
 

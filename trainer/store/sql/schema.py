@@ -25,7 +25,7 @@ from sqlalchemy import (
 from agl.errors import StoreError, StoreVersionError
 from agl.trainer.store.sql.dialect import Dialect
 
-VERSION: Final = "0007"
+VERSION: Final = "0008"
 """The version of these tables: four digits that only increase, so that versions can be compared."""
 VERSION_TABLE: Final = "alembic_version"
 """Where a store says which it has."""
@@ -207,7 +207,8 @@ Index("trained_calls_rollout", trained_calls.c.rollout_id)
 runs = Table(
     "runs",
     metadata,
-    Column("run_id", _Id, primary_key=True),
+    Column("seq", _Serial, primary_key=True),
+    Column("run_id", _Id, nullable=False, unique=True),
     Column("name", Text, nullable=False),
     Column("algorithm", Text, nullable=False),
     Column("status", Text, nullable=False),
@@ -220,7 +221,6 @@ runs = Table(
     Column("updated_at", Double, nullable=False),
     Column("ended_at", Double),
 )
-Index("runs_created", runs.c.created_at, runs.c.run_id)
 
 metrics = Table(
     "metrics",
