@@ -209,7 +209,7 @@ def _response_facts(scope: Scope, model: Any, stop: Any, content: bool) -> dict[
     }
     # Strands counts 0 tokens where the provider reports none.
     if usage.get("totalTokens"):
-        facts |= counted(scope, usage["inputTokens"], usage["outputTokens"])
+        facts |= counted(scope, usage)
     if content:
         facts[semconv.OUTPUT_MESSAGES] = write.answer_json(message, facts[semconv.FINISH_REASONS])
     return facts
