@@ -1689,6 +1689,13 @@ MUTATIONS = (
         unit("store_traces", "test_questions_after_the_same_examples_are_different_tasks"),
     ),
     Mutation(
+        "a recorded conversation's task is its first example",
+        "trainer/launch/recording.py",
+        "        asked = foreign.last_question(read.messages(call.request.get(\"messages\") or []))",
+        "        asked = foreign.last_question(read.messages((call.request.get(\"messages\") or [])[:1]))",
+        unit("application", "test_a_recorded_conversations_task_is_its_question_after_the_examples"),
+    ),
+    Mutation(
         "the same words in another conversation are the same task",
         "core/messages/foreign.py",
         """    if any(message.role == "assistant" for message in before):""",
