@@ -2296,6 +2296,13 @@ MUTATIONS = (
         unit("read_text", "test_folders_above_that_cannot_be_listed_are_passed"),
     ),
     Mutation(
+        "a tool of Strands that a program runs has an id that no model issued",
+        "adapters/strands/tracer.py",
+        "    return call_id if issued else None",
+        "    return call_id",
+        ("tests/integration/test_tools_by_hand.py::test_two_equal_runs_by_hand_are_the_two_calls",),
+    ),
+    Mutation(
         "a compaction is not billed",
         "core/tracing/usage.py",
         '            case "compaction":',
