@@ -121,6 +121,9 @@ def tool_run(
     if parent is None or (call_id and _runs(parent, call_id)):
         return None
     text = arguments if isinstance(arguments, str | None) else json.dumps(arguments, default=str)
+    is_models = tool is None and (call_id or issued_by)
+    if is_models and not parent.rollout.capture_content and not offered_tools.is_offered(parent.rollout, name):
+        name = offered_tools.UNKNOWN
     described = _described(tool, description=semconv.TOOL_DESCRIPTION)
     if not described:
         described = {semconv.TOOL_DESCRIPTION: offered_tools.description(parent.rollout, agent or parent.agent, name)}

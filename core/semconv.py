@@ -179,6 +179,7 @@ TEXTS: Final = frozenset(
         SYSTEM_PROMPT_LEFT,
         VALUE,
         OUTPUT,
+        RESUMED_WITH,
         MEMORY_QUERY,
         MEMORY_TEXT,
         "exception.message",

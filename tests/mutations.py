@@ -2303,6 +2303,23 @@ MUTATIONS = (
         ("tests/integration/test_tools_by_hand.py::test_two_equal_runs_by_hand_are_the_two_calls",),
     ),
     Mutation(
+        "a name that the model made up is recorded without content",
+        "adapters/scopes.py",
+        "        name = offered_tools.UNKNOWN\n",
+        "        pass\n",
+        (
+            "tests/unit/test_adapter_conformance.py::TestAdapters::"
+            "test_nothing_that_a_model_made_up_is_recorded_without_content",
+        ),
+    ),
+    Mutation(
+        "received texts are stored without content",
+        "trainer/store/http/otlp.py",
+        "                if not self._capture_content:",
+        "                if self._capture_content is None:",
+        unit("content_off", "test_neither_has_it_what_other_tracers_send"),
+    ),
+    Mutation(
         "a compaction is not billed",
         "core/tracing/usage.py",
         '            case "compaction":',

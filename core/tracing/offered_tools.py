@@ -11,6 +11,8 @@ from agl.mdp.spans import Span
 from agl.messages import google
 from agl.tracing.context import RolloutContext
 
+UNKNOWN = "unknown"
+"""Without content, the name of a tool that a model called and no request offered: the model made its name up."""
 MOST_AGENTS = 100
 """Agents of a rollout whose tools are remembered, so that a server does not grow for ever."""
 
@@ -28,6 +30,12 @@ def description(rollout: RolloutContext, agent: str, name: str) -> str | None:
     others = (tools for other, tools in reversed([*rollout.offered.items()]) if other != agent)
     offers = [rollout.offered.get(agent), *others]
     return next((text for tools in offers if (text := _described(tools, name)) is not None), None)
+
+
+def is_offered(rollout: RolloutContext, name: str) -> bool:
+    """Whether a request of the rollout had a tool of that name, or none is known to have had any."""
+    offers = [*rollout.offered.values()]
+    return not offers or any(tool.get("name") == name for tools in offers for tool in _functions(tools))
 
 
 def recorded_description(chat: Span, name: str) -> str | None:

@@ -243,7 +243,7 @@ class _RoutedRequest:
             self.scope = chat
             chat.wire_calls += 1
             chat.requested = time.monotonic()
-            if scope.rollout.capture_content and isinstance(self.body, dict) and (tools := self.body.get("tools")):
+            if isinstance(self.body, dict) and (tools := self.body.get("tools")):
                 offered_tools.remember(scope.rollout, chat.agent, tools)
 
     @property

@@ -6,6 +6,8 @@ belong to the attempt that another span of their trace names, whichever comes fi
 rollout "trace-<trace id>" of mode "collect", which ends with its root span; one whose root does not come, since another
 service has it, ends when nothing of it has come for five minutes. Its task is what it was asked (`foreign.question`).
 
+With AGL_CAPTURE_CONTENT=0, known facts alone are stored (`facts_alone`).
+
 Protobuf is decoded directly: by way of `google.protobuf.json_format` a request takes about twice as long.
 
 Source: OpenTelemetry Protocol 1.x, OTLP/HTTP: content types, gzip, partial success, `google.rpc.Status` for failures.
@@ -17,6 +19,7 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -32,7 +35,7 @@ from agl.errors import StoreError
 from agl.extras import install_line
 from agl.mdp.evaluations import evaluated
 from agl.mdp.order import in_order
-from agl.mdp.spans import Event, Span
+from agl.mdp.spans import Event, Span, facts_alone
 from agl.messages import foreign
 from agl.tracing import otlp
 from agl.trainer.http.auth import Role
@@ -76,6 +79,7 @@ class Traces:
     ) -> None:
         self._store, self._role, self._is_leased, self._turns = store, role, is_leased, turns
         self._opening = asyncio.Lock()
+        self._capture_content = os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0"
         self._named: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
         """Trace -> the rollout and the attempt that one of its spans names."""
         self._rootless: dict[str, float] = {}
@@ -104,6 +108,8 @@ class Traces:
             turns = functools.partial(self._turns, request)
             async with body_in_turn(request, turns, large=encoding != "identity") as body:
                 received = await body.read(_decode, encoding, kind, body.limits)
+                if not self._capture_content:
+                    received = [(at, facts_alone(span) if isinstance(span, Span) else span) for at, span in received]
                 rejected = await self._store_spans(request, role, received)
         except ValueError as error:
             return _failure(kind, 400, str(error))
