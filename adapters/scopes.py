@@ -122,7 +122,7 @@ def tool_run(
         return None
     text = arguments if isinstance(arguments, str | None) else json.dumps(arguments, default=str)
     is_models = tool is None and (call_id or issued_by)
-    if is_models and not parent.rollout.capture_content and not offered_tools.is_offered(parent.rollout, name):
+    if is_models and not parent.rollout.capture_content and not offered_tools.is_known(parent.rollout, name):
         name = offered_tools.UNKNOWN
     described = _described(tool, description=semconv.TOOL_DESCRIPTION)
     if not described:

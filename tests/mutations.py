@@ -1691,8 +1691,8 @@ MUTATIONS = (
     Mutation(
         "a recorded conversation's task is its first example",
         "trainer/launch/recording.py",
-        "        asked = foreign.last_question(read.messages(call.request.get(\"messages\") or []))",
-        "        asked = foreign.last_question(read.messages((call.request.get(\"messages\") or [])[:1]))",
+        '        asked = foreign.last_question(read.messages(call.request.get("messages") or []))',
+        '        asked = foreign.last_question(read.messages((call.request.get("messages") or [])[:1]))',
         unit("application", "test_a_recorded_conversations_task_is_its_question_after_the_examples"),
     ),
     Mutation(

@@ -244,7 +244,10 @@ class _RoutedRequest:
             chat.wire_calls += 1
             chat.requested = time.monotonic()
             if isinstance(self.body, dict) and (tools := self.body.get("tools")):
-                offered_tools.remember(scope.rollout, chat.agent, tools)
+                if scope.rollout.capture_content:
+                    offered_tools.remember(scope.rollout, chat.agent, tools)
+                else:
+                    offered_tools.remember_names(scope.rollout, tools)
 
     @property
     def body(self) -> Any:
