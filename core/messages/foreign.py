@@ -49,6 +49,8 @@ FORMS: Mapping[str, str] = {
 }
 """How the names of attributes and events begin under which other tracers record a request -> what that form is called.
 The first one that a span has is read."""
+_IN_PIECES = ("llm.input_messages", "gen_ai.prompt")
+"""Names under which each field of each message may be an attribute of its own."""
 _INSIDE = ("inputs", "messages", "contents", "input", "prompt")
 """Fields under which an input has the messages or the text, in the order in which they are looked for."""
 _SETTINGS = frozenset({
@@ -150,7 +152,7 @@ def _histories(span: Recorded) -> Iterator[list[Message]]:
         recorded = _parsed(span.attributes.get(name))
         if recorded is not None and (name != "events" or _are_events(recorded)):
             yield _messages(recorded)
-        elif pieces := _pieces(span.attributes, f"{name}."):
+        elif name in _IN_PIECES and (pieces := _pieces(span.attributes, f"{name}.")):
             yield _messages(pieces)
     spoken = [_of_event(event.name, event.attributes) for event in span.events if _EVENT.fullmatch(event.name)]
     yield _messages(spoken)

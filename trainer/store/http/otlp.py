@@ -94,6 +94,7 @@ class Traces:
         """The opposite of `start`."""
         if self._ending is not None:
             self._ending.cancel()
+            self._ending = None
 
     def route(self) -> Route:
         return Route(PATH, self._export, methods=["POST"])
