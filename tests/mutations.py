@@ -2343,9 +2343,8 @@ MUTATIONS = (
     Mutation(
         "Azure's calls have OpenAI's prices",
         "trainer/report/prices.py",
-        """    "azure.ai.openai": "azure",
-""",
-        "",
+        """"azure" if "azure" in provider.lower() else _PROVIDERS""",
+        "_PROVIDERS",
         unit("prices", "test_every_provider_of_the_conventions_has_its_own_prices"),
     ),
     Mutation(

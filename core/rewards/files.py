@@ -48,8 +48,9 @@ def read_text(
             file = file.relative_to(root)
         if ".." in file.parts and root is not None:
             return default
-        *folders, name = file.parts or ("",)
-        directory = _open_root(root or PurePath("."))
+        start = root or PurePath(file.anchor or ".")
+        *folders, name = file.relative_to(file.anchor).parts or ("",)
+        directory = _open_root(start)
         try:
             for part in folders:
                 below = _open_folder(part, directory, None if root else file)

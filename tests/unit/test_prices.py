@@ -178,14 +178,22 @@ _SOLD = {
     "deepseek": ("deepseek-chat", "deepseek"),
     "groq": ("llama-3.3-70b-versatile", "groq"),
     "mistral_ai": ("mistral-large-latest", "mistral"),
+    # Names that frameworks give.
+    "azure_openai": ("gpt-4o-mini", "azure"),
+    "AzureOpenAI": ("gpt-4o-mini", "azure"),
+    "azure_ai": ("DeepSeek-R1", "azure"),
+    "google-gla": ("gemini-2.5-flash", "google"),
+    "google_vertexai": ("gemini-2.5-flash", "google"),
+    "amazon_bedrock": ("anthropic.claude-sonnet-4-5-20250929-v1:0", "aws"),
+    "grok": ("grok-4", "x-ai"),
+    "mistralai": ("mistral-large-latest", "mistral"),
+    "together_ai": ("meta-llama/Llama-3.3-70B-Instruct-Turbo", "together"),
 }
-"""OpenTelemetry's name of a provider -> a model that it sells, and the provider's id in `genai-prices`."""
+"""A provider's name, OpenTelemetry's or a framework's -> a model that it sells, and its id in `genai-prices`."""
+_CONVENTIONS = (*gen_ai_attributes.GenAiProviderNameValues, *gen_ai_attributes.GenAiSystemValues)
 
 
-@pytest.mark.parametrize(
-    "provider",
-    sorted({each.value for each in (*gen_ai_attributes.GenAiProviderNameValues, *gen_ai_attributes.GenAiSystemValues)}),
-)
+@pytest.mark.parametrize("provider", sorted({*_SOLD, *(each.value for each in _CONVENTIONS)}))
 def test_every_provider_of_the_conventions_has_its_own_prices(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, sold_by = _SOLD.get(provider, ("granite-4", None))
     asked: list[str] = []

@@ -224,6 +224,20 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     assert len(os.listdir("/dev/fd")) == before
 
 
+def test_the_working_directory_does_not_matter_for_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = outside_and_inside(tmp_path)
+    (work / "solution.py").write_text("inside")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert READ(work / "solution.py") == "inside"
+    assert READ("solution.py", folder=work) == "inside"
+    assert READ("solution.py", "none") == "none"
+
+
 @pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="without it, the folders above must be listed")
 def test_folders_above_that_cannot_be_listed_are_passed() -> None:
     """As the home directories of other users, of mode 711."""
@@ -231,13 +245,18 @@ def test_folders_above_that_cannot_be_listed_are_passed() -> None:
         "import os, sys\n"
         "from agl.rewards.files import read_text\n"
         "read_text(os.__file__)  # imports what this needs\n"
+        "os.chdir(sys.argv[2])\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "print(read_text(sys.argv[1]), end='')"
     )
     with tempfile.TemporaryDirectory() as home:
         work = outside_and_inside(Path(home))
         (work / "solution.py").write_text("inside")
+        # The working directory, too, is another user's.
+        private = Path(home) / "private"
+        private.mkdir(mode=0o700)
         Path(home).chmod(0o311)
-        done = subprocess.run([sys.executable, "-c", program, work / "solution.py"], capture_output=True, text=True)
+        command = [sys.executable, "-c", program, work / "solution.py", private]
+        done = subprocess.run(command, capture_output=True, text=True)
         Path(home).chmod(0o700)
     assert done.stdout == "inside", done.stderr

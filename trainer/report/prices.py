@@ -40,13 +40,13 @@ _PROVIDERS = {
     "gcp.gemini": "google",
     "az.ai.inference": "azure",
     "az.ai.openai": "azure",
-    "azure.ai.inference": "azure",
-    "azure.ai.openai": "azure",
     "aws.bedrock": "aws",
     "mistral_ai": "mistral",
+    "fireworks_ai": "fireworks",
+    "grok": "x-ai",
 }
-"""`gen_ai.provider.name` of OpenTelemetry's conventions -> the id of `genai-prices`, where that is another. Without it,
-the package takes Azure's name, which has "openai" in it, for OpenAI's, for example."""
+"""`gen_ai.provider.name` of OpenTelemetry's conventions, and of frameworks -> the id of `genai-prices`, where the
+package does not know the name or takes it for another's."""
 
 
 def cost(span: Span) -> float | None:
@@ -102,15 +102,19 @@ def _price(facts: Mapping[str, Any], span: Span) -> float | None:
         return None
     url = span.attributes.get(semconv.URL)
     provider = span.attributes.get(semconv.PROVIDER_NAME)
-    if url:
-        where = {"provider_api_url": str(url)}
-    else:
-        where = {"provider_id": _PROVIDERS.get(str(provider), str(provider)) if provider else None}
+    sold_by = _price_list(str(provider)) if provider else None
+    where = {"provider_api_url": str(url)} if url else {"provider_id": sold_by}
     try:
         return calculate(model, tokens, datetime.fromtimestamp(span.start, UTC), **where)
     except (LookupError, ValueError, OverflowError, OSError):
         # No such model or provider, or no such day.
         return None
+
+
+def _price_list(provider: str) -> str:
+    """The id in `genai-prices` of a provider that is named otherwise elsewhere."""
+    # It takes every name with "openai" in it for OpenAI's.
+    return "azure" if "azure" in provider.lower() else _PROVIDERS.get(provider, provider)
 
 
 def total(spans: Iterable[Span]) -> float | None:
