@@ -14,6 +14,7 @@ from agl import semconv, tracing
 from agl.messages.tool_output import tool_output
 from agl.tracing import offered_tools
 from agl.tracing.context import Scope
+from agl.tracing.usage import usage_facts
 
 
 def place(known: Scope | None, own: Iterable[Scope | None] = ()) -> Scope | None:
@@ -89,12 +90,12 @@ def model_call(
     return tracing.start(semconv.CHAT, model, agent=agent, parent=parent, attributes=request)
 
 
-def counted(scope: Scope, n_input: int | None, n_output: int | None) -> dict[str, int | None]:
+def counted(scope: Scope, usage: Any) -> dict[str, Any]:
     """The attributes of a model call's numbers of tokens as a framework counts them; none where the provider's answer
     was seen, whose numbers are right. Some frameworks leave out cached tokens, or report 0 for unknown."""
     if scope.wire_calls == 1 and semconv.INPUT_TOKENS in scope.span.attributes:
         return {}
-    return {semconv.INPUT_TOKENS: n_input, semconv.OUTPUT_TOKENS: n_output}
+    return usage_facts(usage)
 
 
 def tool_run(
@@ -120,6 +121,9 @@ def tool_run(
     if parent is None or (call_id and _runs(parent, call_id)):
         return None
     text = arguments if isinstance(arguments, str | None) else json.dumps(arguments, default=str)
+    is_models = tool is None and (call_id or issued_by)
+    if is_models and not parent.rollout.capture_content and not offered_tools.is_known(parent.rollout, name):
+        name = offered_tools.UNKNOWN
     described = _described(tool, description=semconv.TOOL_DESCRIPTION)
     if not described:
         described = {semconv.TOOL_DESCRIPTION: offered_tools.description(parent.rollout, agent or parent.agent, name)}

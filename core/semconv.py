@@ -90,6 +90,9 @@ IMAGE_OUTPUT_TOKENS: Final = "agl.usage.image.output_tokens"
 """On `chat` spans: of the tokens, those of sound and of pictures, which have other prices."""
 WEB_SEARCHES: Final = "agl.usage.web_searches"
 """On `chat` spans: how many searches the provider made for the answer."""
+ITERATIONS: Final = "agl.usage.iterations"
+"""On `chat` spans: JSON of what the provider sampled besides the answer, each with its numbers of tokens: compactions,
+which are included in the span's numbers, and what other models did, with their names, which is not."""
 CLIENT: Final = "agl.client"
 """On `chat` spans: the class of the client that made the call."""
 URL: Final = "agl.url"
@@ -178,6 +181,7 @@ TEXTS: Final = frozenset(
         SYSTEM_PROMPT_LEFT,
         VALUE,
         OUTPUT,
+        RESUMED_WITH,
         MEMORY_QUERY,
         MEMORY_TEXT,
         "exception.message",

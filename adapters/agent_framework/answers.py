@@ -20,7 +20,7 @@ def facts(scope: Scope, response: Any, content: bool) -> dict[str, Any]:
         semconv.RESPONSE_ID: response.response_id,
         semconv.RESPONSE_MODEL: response.model,
         semconv.FINISH_REASONS: reasons,
-        **counted(scope, usage.get("input_token_count"), usage.get("output_token_count")),
+        **counted(scope, usage),
     }
     if content:
         parts = tuple(_part(part) for message in response.messages for part in message.contents)

@@ -480,7 +480,7 @@ def _facts(scope: Scope, generations: Sequence[Any], content: bool) -> dict[str,
         semconv.RESPONSE_ID: metadata.get("id") or _provider_id(messages[0].id),
         semconv.RESPONSE_MODEL: metadata.get("model_name"),
         semconv.FINISH_REASONS: reasons or None,
-        **counted(scope, usage.get("input_tokens"), usage.get("output_tokens")),
+        **counted(scope, usage),
     }
     if content:
         answers = [{"role": "assistant", "content": m.content, "tool_calls": m.tool_calls} for m in messages]

@@ -22,6 +22,7 @@ from agl.adapters.pydantic_ai.runnable import handles, runnable
 from agl.adapters.scopes import agent_turn, counted, model_call, place, tool_end, tool_run
 from agl.messages import write
 from agl.tracing.context import Scope
+from agl.tracing.usage import usage_fields
 
 _REASONS = {"tool_call": "tool_calls"}
 """Pydantic AI's finish reasons -> OpenAI's, where they differ."""
@@ -241,7 +242,7 @@ def _facts(scope: Scope, response: Any, content: bool) -> dict[str, Any]:
         semconv.RESPONSE_MODEL: response.model_name,
         semconv.FINISH_REASONS: [reason] if reason else None,
         # It counts 0 tokens where the provider reports none.
-        **counted(scope, usage.input_tokens or None, usage.output_tokens or None),
+        **counted(scope, {name: n for name, n in usage_fields(usage).items() if n}),
         semconv.OUTPUT_MESSAGES: write.answer_json(
             ModelMessagesTypeAdapter.dump_python([response], mode="json"), [reason] if reason else ()
         )

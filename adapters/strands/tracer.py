@@ -165,7 +165,7 @@ def _tool_stage(terminal: Chain) -> Chain:
 
         def begin() -> Scope | None:
             use = context.tool_use
-            return tool_run(use["name"], use.get("input"), use.get("toolUseId"))
+            return tool_run(use["name"], use.get("input"), _issued_id(use.get("toolUseId"), context.agent))
 
         def finish(scope: Scope, error: BaseException | None) -> None:
             attributes: dict[str, Any] = {}
@@ -184,6 +184,14 @@ def _tool_stage(terminal: Chain) -> Chain:
         return traced(begin, lambda: terminal(context), finish, seen)
 
     return run
+
+
+def _issued_id(call_id: str | None, agent: Any) -> str | None:
+    """The id of a model's tool call; None where the program runs the tool, `agent.tool.add(...)`, and Strands makes one
+    up: the run is joined to the call that it answers."""
+    blocks = (block for message in reversed(agent.messages) for block in message["content"])
+    issued = any(block["toolUse"]["toolUseId"] == call_id for block in blocks if "toolUse" in block)
+    return call_id if issued else None
 
 
 def _refusals(messages: Any) -> None:
@@ -209,7 +217,7 @@ def _response_facts(scope: Scope, model: Any, stop: Any, content: bool) -> dict[
     }
     # Strands counts 0 tokens where the provider reports none.
     if usage.get("totalTokens"):
-        facts |= counted(scope, usage["inputTokens"], usage["outputTokens"])
+        facts |= counted(scope, usage)
     if content:
         facts[semconv.OUTPUT_MESSAGES] = write.answer_json(message, facts[semconv.FINISH_REASONS])
     return facts

@@ -135,6 +135,24 @@ def without_texts(span: Span) -> Span:
     return replace(span, status_message=None if kind is None else str(kind), attributes=kept, events=())
 
 
+_FACTS = {value for name, value in vars(semconv).items() if name.isupper() and isinstance(value, str)} - semconv.TEXTS
+
+
+def facts_alone(span: Span) -> Span:
+    """The span of another tracer without what may be content: under names that are not known, anything may be."""
+
+    def facts(attributes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in attributes.items()
+            if name in _FACTS or (name.startswith("gen_ai.") and isinstance(value, int | float))
+        }
+
+    scores = (event for event in span.events if event.name == semconv.EVALUATION)
+    events = tuple(replace(event, attributes=facts(event.attributes)) for event in scores)
+    return replace(without_texts(span), attributes=facts(span.attributes), events=events)
+
+
 def from_otel(span: ReadableSpan) -> Span:
     """The plain form of an SDK span.
 

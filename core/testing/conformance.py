@@ -696,6 +696,24 @@ class Conformance(OpenCalls):
         assert failed or raised is None
         assert [s.status_message for s in failed] == [s.attributes.get(semconv.ERROR_TYPE) for s in failed]
 
+    @capability(
+        "captured text can be switched off: a tool's name that the model made up is not recorded", needs="traces_tools"
+    )
+    @pytest.mark.parametrize("what", ["a tool that does not exist", "arguments that do not fit"])
+    def test_nothing_that_a_model_made_up_is_recorded_without_content(
+        self, subject: Subject, what: str, provider: Provider
+    ) -> None:
+        script, asked = subject.script(), itertools.count()
+        arguments = {"a": "patient_7", "b": {"patient_7": 1}}
+        made_up = instead_of_add(script, "add" if "arguments" in what else "find_patient_7", arguments)
+        # Some frameworks let the model try again for ever.
+        provider.script = lambda body: made_up(body) if next(asked) < 4 else Reply("patient_7")
+        rollout = context(subject)
+        rollout.capture_content = False
+        raised_in(rollout, subject, subject.agent(provider.url, "solver"), ways(subject)[0])
+        assert "patient_7" not in json.dumps([dataclasses.asdict(s) for s in rollout.spans], default=str)
+        assert {s.attributes[semconv.TOOL_NAME] for s in of(rollout, semconv.EXECUTE_TOOL)} <= {"add", "unknown"}
+
 
 def check_no_tool_succeeded(rollout: RolloutContext) -> None:
     """That no rule for successful tools is called, neither for spans nor for what is inferred from the requests."""

@@ -55,6 +55,7 @@ class RolloutContext:
         on_span_end: called with each finished span, in the thread that ended it.
         open: scopes that have not ended.
         offered: agent -> the tools of its last request (`agl.tracing.offered_tools`).
+        offered_names: without content, the names of the tools of all requests.
         refused: what only a main thread may do and was tried in the attempt (`agl.tracing.main_thread`).
         closed: set at the end of the attempt (`close`); spans that end later are dropped.
     """
@@ -74,6 +75,7 @@ class RolloutContext:
     on_span_end: Callable[[Span], None] | None = None
     open: dict[Scope, bool] = field(default_factory=dict)
     offered: dict[str, Any] = field(default_factory=dict)
+    offered_names: set[str] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
     closed: bool = False
 

@@ -11,6 +11,10 @@ from agl.mdp.spans import Span
 from agl.messages import google
 from agl.tracing.context import RolloutContext
 
+UNKNOWN = "unknown"
+"""Without content, the name of a tool that a model called and no request offered: the model made its name up."""
+MOST_NAMES = 10_000
+"""Names of tools that are remembered, likewise."""
 MOST_AGENTS = 100
 """Agents of a rollout whose tools are remembered, so that a server does not grow for ever."""
 
@@ -28,6 +32,18 @@ def description(rollout: RolloutContext, agent: str, name: str) -> str | None:
     others = (tools for other, tools in reversed([*rollout.offered.items()]) if other != agent)
     offers = [rollout.offered.get(agent), *others]
     return next((text for tools in offers if (text := _described(tools, name)) is not None), None)
+
+
+def remember_names(rollout: RolloutContext, tools: Any) -> None:
+    """Keep the names alone of a request's tools."""
+    for tool in _functions(tools):
+        if isinstance(name := tool.get("name"), str) and len(rollout.offered_names) < MOST_NAMES:
+            rollout.offered_names.add(name)
+
+
+def is_known(rollout: RolloutContext, name: str) -> bool:
+    """Whether a request of a rollout without content had a tool of that name, or none is known to have had any."""
+    return name in rollout.offered_names or len(rollout.offered_names) in (0, MOST_NAMES)
 
 
 def recorded_description(chat: Span, name: str) -> str | None:

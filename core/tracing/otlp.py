@@ -6,8 +6,10 @@ ids are hex and 64-bit integers are strings.
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agl.mdp.spans import Event, Span
@@ -52,7 +54,9 @@ def decode_each(request: Any) -> Iterator[tuple[dict[str, Any], Span | ValueErro
             for scope in resource.get("scopeSpans") or ():
                 for span in scope.get("spans") or ():
                     try:
-                        yield resource_attributes, _decode(span, "", 0)
+                        decoded = _decode(span, "", 0)
+                        # In protobuf, no message is an empty one.
+                        yield resource_attributes, replace(decoded, status_message=decoded.status_message or None)
                     except _MALFORMED as error:
                         yield resource_attributes, ValueError(f"a span: {type(error).__name__}: {error}")
     except _MALFORMED as error:
@@ -87,7 +91,7 @@ def _decode(span: Mapping[str, Any], rollout_id: str, attempt: int) -> Span:
     return Span(
         trace_id=_hex(span["traceId"], 32),
         span_id=_hex(span["spanId"], 16),
-        parent_id=_hex(span["parentSpanId"], 16) if span.get("parentSpanId") else None,
+        parent_id=_hex(span["parentSpanId"], 16) if (span.get("parentSpanId") or "").strip("0") else None,
         rollout_id=rollout_id,
         attempt=attempt,
         name=str(span.get("name", "")),
@@ -107,10 +111,9 @@ def _decode(span: Mapping[str, Any], rollout_id: str, attempt: int) -> Span:
 def _code(value: Any) -> int:
     # Protobuf's mapping accepts an enum's name as well as its number.
     names = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
-    code = names[value] if isinstance(value, str) else int(value)
-    if code < 0:
-        raise ValueError(f"status code {code}")
-    return code
+    code = names.get(value) if isinstance(value, str) else int(value)
+    # A newer version's is none that is known.
+    return code if code is not None and 0 <= code < len(_STATUS) else 0
 
 
 def _nanos(seconds: float) -> str:
@@ -172,5 +175,5 @@ def _value(any_value: Mapping[str, Any]) -> Any:
             case "kvlistValue":
                 return _values(value.get("values"))
             case "bytesValue":
-                return str(value)
+                return base64.b64decode(value, validate=True).hex()
     return None

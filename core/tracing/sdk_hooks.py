@@ -243,8 +243,11 @@ class _RoutedRequest:
             self.scope = chat
             chat.wire_calls += 1
             chat.requested = time.monotonic()
-            if scope.rollout.capture_content and isinstance(self.body, dict) and (tools := self.body.get("tools")):
-                offered_tools.remember(scope.rollout, chat.agent, tools)
+            if isinstance(self.body, dict) and (tools := self.body.get("tools")):
+                if scope.rollout.capture_content:
+                    offered_tools.remember(scope.rollout, chat.agent, tools)
+                else:
+                    offered_tools.remember_names(scope.rollout, tools)
 
     @property
     def body(self) -> Any:

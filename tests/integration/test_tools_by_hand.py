@@ -27,7 +27,10 @@ from agl.adapters.agent_framework import AgentFrameworkTracer
 from agl.adapters.autogen import AutoGenTracer
 from agl.adapters.langgraph import LangGraphTracer
 from agl.adapters.openai import OpenAITracer
+from agl.adapters.openai_agents import OpenAIAgentsTracer
+from agl.adapters.pydantic_ai import PydanticAITracer
 from agl.adapters.smolagents import SmolagentsTracer
+from agl.adapters.strands import StrandsTracer
 from agl.agents.frameworks import switched_on
 from agl.mdp.builder import build_trajectory
 from agl.mdp.outcomes import tool_outcomes
@@ -35,7 +38,7 @@ from agl.mdp.selection import select
 from agl.mdp.span_index import SpanIndex
 from agl.mdp.spans import Span
 from agl.testing.provider import Reply, serve
-from agl.testing.subject import add
+from agl.testing.subject import add, uses_add
 from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 
@@ -181,6 +184,46 @@ async def smolagents_tool(arguments: dict[str, Any]) -> Any:
     return adder()(**arguments)
 
 
+async def strands_tool(arguments: dict[str, Any]) -> Any:
+    from strands import Agent
+    from strands import tool as strands_tool
+
+    agent: Any = Agent(tools=[strands_tool(add)], callback_handler=None)
+    result = await asyncio.to_thread(agent.tool.add, **arguments)
+    return result["content"][0]["text"]
+
+
+async def openai_agents_tool(arguments: dict[str, Any]) -> Any:
+    from agents import function_tool
+    from agents.tool_context import ToolContext
+
+    text = json.dumps(arguments)
+    context: Any = ToolContext(context=None, tool_name="add", tool_call_id="", tool_arguments=text)
+    return await function_tool(add).on_invoke_tool(context, text)
+
+
+async def pydantic_ai_tool(arguments: dict[str, Any]) -> Any:
+    from pydantic_ai import FunctionToolset, RunContext
+    from pydantic_ai.models.test import TestModel
+    from pydantic_ai.usage import RunUsage
+
+    tools, context = FunctionToolset([add]), RunContext(deps=None, model=TestModel(), usage=RunUsage())
+    return await tools.call_tool("add", arguments, context, (await tools.get_tools(context))["add"])
+
+
+async def mcp_tool(arguments: dict[str, Any]) -> Any:
+    from mcp import ClientSession, StdioServerParameters
+    from mcp.client.stdio import stdio_client
+
+    from agl.testing.mcp_server import ARGUMENTS, COMMAND
+
+    server = StdioServerParameters(command=COMMAND, args=[*ARGUMENTS])
+    async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
+        await session.initialize()
+        result: Any = await session.call_tool("add", arguments)
+        return result.content[0].text
+
+
 @pytest.mark.parametrize(
     ("package", "tracer", "run"),
     [
@@ -188,6 +231,7 @@ async def smolagents_tool(arguments: dict[str, Any]) -> Any:
         ("autogen_core", AutoGenTracer, autogen_core_tool),
         ("agent_framework", AgentFrameworkTracer, agent_framework_tool),
         ("smolagents", SmolagentsTracer, smolagents_tool),
+        ("strands", StrandsTracer, strands_tool),
     ],
 )
 @pytest.mark.parametrize("content", [True, False])
@@ -195,6 +239,35 @@ def test_two_equal_runs_by_hand_are_the_two_calls(
     package: str, tracer: Any, run: Callable[[dict[str, Any]], Awaitable[Any]], content: bool
 ) -> None:
     """A bare client asks, and a framework's tool runs, for two calls of one answer, equal but for their ids."""
+    rollout, ids = two_calls(package, tracer, run, content=content)
+    if not content:
+        # Nothing tells which calls were asked for; the gateway's calls do, where there is one.
+        assert [name for _, name, *_ in tools_of(rollout.spans)] == ["add", "add"]
+        return
+    assert tools_of(rollout.spans) == [("solver", "add", id, "5", None) for id in ids]
+    outcomes = tool_outcomes(SpanIndex((), rollout.spans))
+    assert [(o.tool, o.tool_call_id, o.error) for o in outcomes] == [("add", id, None) for id in ids]
+
+
+@pytest.mark.parametrize(
+    ("package", "tracer", "run"),
+    [
+        ("agents", OpenAIAgentsTracer, openai_agents_tool),
+        ("pydantic_ai", PydanticAITracer, pydantic_ai_tool),
+        ("mcp", OpenAITracer, mcp_tool),
+    ],
+)
+def test_runs_that_the_framework_does_not_show_are_inferred_once_each(
+    package: str, tracer: Any, run: Callable[[dict[str, Any]], Awaitable[Any]]
+) -> None:
+    rollout, ids = two_calls(package, tracer, run, content=True)
+    assert tools_of(rollout.spans) == [("solver", "add", id, "5", True) for id in ids]
+
+
+def two_calls(
+    package: str, tracer: Any, run: Callable[[dict[str, Any]], Awaitable[Any]], *, content: bool
+) -> tuple[RolloutContext, list[str]]:
+    """The rollout of a program whose model asks for two equal calls, and the ids of these."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     import openai
@@ -220,11 +293,25 @@ def test_two_equal_runs_by_hand_are_the_two_calls(
 
     rollout = RolloutContext("ro", 1, "solver", select(None), capture_content=content, prompts=True)
     with serve(script) as provider, switched_on([tracer(), OpenAITracer()]), tracing.running(rollout):
-        ids = asyncio.run(program(provider.url))
-    if not content:
-        # Nothing tells which calls were asked for; the gateway's calls do, where there is one.
-        assert [name for _, name, *_ in tools_of(rollout.spans)] == ["add", "add"]
-        return
-    assert tools_of(rollout.spans) == [("solver", "add", id, "5", None) for id in ids]
-    outcomes = tool_outcomes(SpanIndex((), rollout.spans))
-    assert [(o.tool, o.tool_call_id, o.error) for o in outcomes] == [("add", id, None) for id in ids]
+        return rollout, asyncio.run(program(provider.url))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("strands") is None, reason="strands is not installed")
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_tool_of_strands_run_before_its_agent_is_one_span_and_the_agents_own_runs_have_their_ids(
+    recorded: bool,
+) -> None:
+    from strands import Agent
+    from strands import tool as strands_tool
+    from strands.models.openai import OpenAIModel
+
+    rollout = RolloutContext("ro", 1, "outer", select(None), prompts=True)
+    with serve(uses_add()) as provider, switched_on([StrandsTracer()]), tracing.running(rollout):
+        client = {"base_url": provider.url, "api_key": "sk"}
+        model = OpenAIModel(client_args=client, model_id="m")
+        agent: Any = Agent(model, tools=[strands_tool(add)], callback_handler=None, name="solver")
+        agent.tool.add(a=1, b=1, record_direct_tool_call=recorded)
+        assert str(agent("2 + 3")).strip() == "sum 5"
+        [issued] = [call["id"] for message in provider.last.body["messages"] for call in message.get("tool_calls") or ()
+                    if json.loads(call["function"]["arguments"]) == {"a": 2, "b": 3}]  # fmt: skip
+    assert [found[1:] for found in tools_of(rollout.spans)] == [("add", None, "2", None), ("add", issued, "5", None)]

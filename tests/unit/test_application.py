@@ -277,6 +277,20 @@ async def test_an_application_gets_its_answers_while_they_cannot_be_recorded(cap
         await full.store.close()
 
 
+@in_loop
+async def test_a_recorded_conversations_task_is_its_question_after_the_examples():
+    store = await open_store("memory")
+    shots: Any = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "2"}]
+    async with served(["7", "9"], store=Recording(store, {"policy": "DIR"})) as at:  # type: ignore[arg-type]
+        for question in ("What is 3 + 4?", "What is 4 + 5?"):
+            messages = [*shots, {"role": "user", "content": question}]
+            await at.openai().chat.completions.create(model="policy", messages=messages)
+        await at.gateway.written()
+        tasks = [rollout.task for rollout in await store.query_rollouts(status=["succeeded"])]
+        assert {task["input"] for task in tasks} == {"What is 3 + 4?", "What is 4 + 5?"}
+    await store.close()
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -7,15 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pydantic
 import pytest
 from scripted import ScriptedRollouts
+from store_server import served
 
 import agl
 from agl import semconv, tracing
 from agl.errors import AglError, outlined
 from agl.mdp.selection import select
+from agl.mdp.spans import Event, Span
+from agl.tracing import otlp
+from agl.trainer.store.location import read_store
 
 SECRET = "patient 7"
 
@@ -112,6 +117,47 @@ def test_neither_has_it_what_a_reward_function_raises_or_returns(tmp_path: Path)
 
     for i, reward in enumerate([raises, lambda: SECRET]):
         assert SECRET.encode() not in stored(tmp_path / str(i), lambda: None, content=False, reward=reward)
+
+
+def test_neither_has_it_what_other_tracers_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [
+        semconv.INPUT_MESSAGES,
+        semconv.TOOL_CALL_RESULT,
+        "input.value",
+        "logfire.msg",
+        "gen_ai.prompt.0.content",
+        "my",
+    ]
+    score = {semconv.EVALUATION_NAME: "right", semconv.EVALUATION_SCORE: 1.0, semconv.EVALUATION_EXPLANATION: SECRET}
+    facts = {semconv.OPERATION_NAME: "chat", semconv.REQUEST_MODEL: "m", semconv.INPUT_TOKENS: 7, "gen_ai.usage.x": 3}
+    span = Span(
+        "a" * 32, "b" * 16, None, "", 0, "chat m", 1.0, 2.0, "error", SECRET,
+        facts | dict.fromkeys(texts, SECRET) | {semconv.ERROR_TYPE: "LookupError", "patient": 7},
+        [Event("exception", 1.0, {"exception.message": SECRET}), Event(semconv.EVALUATION, 1.0, score)],
+    )  # fmt: skip
+    for content in ("1", "0"):
+        monkeypatch.setenv("AGL_CAPTURE_CONTENT", content)
+        folder = tmp_path / content
+        folder.mkdir()
+        with served(folder) as server:
+            request = otlp.encode([span])
+            assert httpx.post(f"{server.url}/v1/traces", json=request, trust_env=False).json() == {}
+            files = b"".join(p.read_bytes() for p in sorted(folder.iterdir()))
+        assert (SECRET.encode() in files) is (content == "1")
+        chat, reward = sorted(stored_trace(folder), key=lambda each: each.operation)
+    assert dict(chat.attributes) == facts | {semconv.ERROR_TYPE: "LookupError"}
+    assert (chat.status, chat.status_message) == ("error", "LookupError")
+    assert reward.attributes[semconv.REWARD_VALUE] == 1.0
+
+
+def stored_trace(folder: Path) -> Any:
+    """The spans of the only trace in a served store's folder."""
+
+    async def read(store: Any) -> Any:
+        [rollout] = await store.query_rollouts()
+        return await store.query_spans(rollout.rollout_id)
+
+    return read_store(str(folder / "store.db"), read)
 
 
 def test_neither_has_it_what_the_gateway_refuses(tmp_path: Path) -> None:

@@ -8,15 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import genai_prices
 import httpx
 import pytest
+from genai_prices import calc_price
+from google.genai import types
 from openai import OpenAI
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 import agl
 from agl import semconv
 from agl.mdp.spans import Span
 from agl.testing.provider import Reply, serve
 from agl.tracing.provider_formats import ResponseAccumulator
+from agl.tracing.usage import usage_facts
 from agl.trainer.report import prices
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.store.location import read_store
@@ -86,6 +91,17 @@ def _bills() -> Iterator[tuple[str, dict[str, Any], str, float]]:
         yield "google", body, "gemini-2.5-flash", dollars
 
 
+def _bills_of_bedrock() -> Iterator[tuple[str, dict[str, Any], str, float]]:
+    """Likewise of Bedrock's Converse, whose input excludes cached tokens."""
+    model = "global.anthropic.claude-sonnet-4-5-20250929-v1:0"
+    for read, written in ((0, 0), (9_000, 0), (9_000, 2_000)):
+        dollars = (1_000 * 3.00 + read * 0.30 + written * 3.75 + 500 * 15.00) / 1e6
+        cached = {"cacheReadInputTokens": read, "cacheWriteInputTokens": written}
+        for total in ({}, {"totalTokens": 1_500 + read + written}):
+            usage = {"inputTokens": 1_000, "outputTokens": 500, **cached, **total}
+            yield "aws.bedrock", {"model": model, "usage": usage}, model, dollars
+
+
 def _bills_of_kinds() -> Iterator[tuple[str, dict[str, Any], str, float]]:
     """Likewise of answers with sound, pictures and searches. Dollars per million tokens: text, sound, pictures."""
     usage: dict[str, Any] = {
@@ -112,12 +128,26 @@ def _bills_of_kinds() -> Iterator[tuple[str, dict[str, Any], str, float]]:
         dollars = (text + (800 - of_sound) * 1.00 + of_sound * 0.10 + 10 * 2.50) / 1e6
         body = {"modelVersion": "gemini-2.5-flash", "candidates": [], "usageMetadata": usage}
         yield "google", body, "gemini-2.5-flash", dollars
+    written = {"cache_creation_input_tokens": 100, "cache_creation": {"ephemeral_1h_input_tokens": 100}}
+    compaction = {"type": "compaction", "input_tokens": 180_000, "output_tokens": 3_500, **written}
+    advice = {"type": "advisor_message", "model": "claude-opus-4-5", "input_tokens": 900, "output_tokens": 80}
+    message = {"type": "message", "input_tokens": 23_000, "output_tokens": 1_000}
+    for iterations, more in (
+        ([message], 0.0),
+        ([compaction, message], 180_000 * 3.00 + 100 * 6.00 + 3_500 * 15.00),
+        ([message, advice], 900 * 5.00 + 80 * 25.00),
+    ):
+        usage = {"input_tokens": 23_000, "output_tokens": 1_000, "iterations": iterations}
+        body = {"type": "message", "model": "claude-sonnet-4-5", "content": [], "usage": usage}
+        yield "anthropic", body, "claude-sonnet-4-5", (23_000 * 3.00 + 1_000 * 15.00 + more) / 1e6
     usage = {"input_tokens": 1_000, "output_tokens": 100, "server_tool_use": {"web_search_requests": 3}}
     body = {"type": "message", "model": "claude-sonnet-4-5", "content": [], "usage": usage}
     yield "anthropic", body, "claude-sonnet-4-5", (1_000 * 3.00 + 100 * 15.00) / 1e6 + 3 * 10.00 / 1_000
 
 
-@pytest.mark.parametrize(("provider", "body", "model", "dollars"), [*_bills(), *_bills_of_kinds()])
+@pytest.mark.parametrize(
+    ("provider", "body", "model", "dollars"), [*_bills(), *_bills_of_bedrock(), *_bills_of_kinds()]
+)
 def test_cached_input_and_reasoning_cost_what_they_cost(
     provider: str, body: dict[str, Any], model: str, dollars: float
 ) -> None:
@@ -126,6 +156,116 @@ def test_cached_input_and_reasoning_cost_what_they_cost(
     facts = answer.facts(content=False) | {semconv.PROVIDER_NAME: provider, semconv.REQUEST_MODEL: model}
     span = replace(chat(model, None, None), start=FEBRUARY_2026, attributes=facts)
     assert prices.cost(span) == pytest.approx(dollars)
+
+
+_SOLD = {
+    "openai": ("gpt-4o", "openai"),
+    "gcp.gen_ai": ("gemini-2.5-flash", "google"),
+    "gcp.vertex_ai": ("gemini-2.5-flash", "google"),
+    "gcp.gemini": ("gemini-2.5-flash", "google"),
+    "vertex_ai": ("gemini-2.5-flash", "google"),
+    "gemini": ("gemini-2.5-flash", "google"),
+    "anthropic": ("claude-sonnet-4-5", "anthropic"),
+    "cohere": ("command-r", "cohere"),
+    "az.ai.inference": ("DeepSeek-R1", "azure"),
+    "az.ai.openai": ("gpt-4o-mini", "azure"),
+    "azure.ai.inference": ("DeepSeek-R1", "azure"),
+    "azure.ai.openai": ("gpt-4o-mini", "azure"),
+    "aws.bedrock": ("anthropic.claude-sonnet-4-5-20250929-v1:0", "aws"),
+    "perplexity": ("sonar", "perplexity"),
+    "x_ai": ("grok-4", "x-ai"),
+    "xai": ("grok-4", "x-ai"),
+    "deepseek": ("deepseek-chat", "deepseek"),
+    "groq": ("llama-3.3-70b-versatile", "groq"),
+    "mistral_ai": ("mistral-large-latest", "mistral"),
+    # Names that frameworks give.
+    "azure_openai": ("gpt-4o-mini", "azure"),
+    "AzureOpenAI": ("gpt-4o-mini", "azure"),
+    "azure_ai": ("DeepSeek-R1", "azure"),
+    "google-gla": ("gemini-2.5-flash", "google"),
+    "google_vertexai": ("gemini-2.5-flash", "google"),
+    "amazon_bedrock": ("anthropic.claude-sonnet-4-5-20250929-v1:0", "aws"),
+    "grok": ("grok-4", "x-ai"),
+    "mistralai": ("mistral-large-latest", "mistral"),
+    "together_ai": ("meta-llama/Llama-3.3-70B-Instruct-Turbo", "together"),
+}
+"""A provider's name, OpenTelemetry's or a framework's -> a model that it sells, and its id in `genai-prices`."""
+_CONVENTIONS = (*gen_ai_attributes.GenAiProviderNameValues, *gen_ai_attributes.GenAiSystemValues)
+
+
+@pytest.mark.parametrize("provider", sorted({*_SOLD, *(each.value for each in _CONVENTIONS)}))
+def test_every_provider_of_the_conventions_has_its_own_prices(provider: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sold_by = _SOLD.get(provider, ("granite-4", None))
+    asked: list[str] = []
+
+    def noting(*args: Any, **options: Any) -> Any:
+        calculated = calc_price(*args, **options)
+        asked.append(calculated.provider.id)
+        return calculated
+
+    monkeypatch.setattr(genai_prices, "calc_price", noting)
+    prices._calculator.cache_clear()
+    price = prices.cost(replace(chat(model, 1_000, 10, **{semconv.PROVIDER_NAME: provider}), start=FEBRUARY_2026))
+    prices._calculator.cache_clear()
+    if sold_by is None:
+        # The package lists no price of IBM's.
+        assert (provider, price) == ("ibm.watsonx.ai", None)
+        return
+    assert asked == [sold_by]
+    assert price is not None
+    assert price > 0
+
+
+_LANGCHAIN = {"cache_read": 8_000, "cache_creation": 1_000, "audio": 0}
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        pytest.param(usage, id=id)
+        for id, usage in {
+            "strands of bedrock": {
+                "inputTokens": 3_000, "cacheReadInputTokens": 8_000, "cacheWriteInputTokens": 1_000,
+                "outputTokens": 500, "totalTokens": 12_500,
+            },
+            "strands of openai": {
+                "inputTokens": 12_000, "cacheReadInputTokens": 8_000, "cacheWriteInputTokens": 1_000,
+                "outputTokens": 500, "totalTokens": 12_500,
+            },
+            "langchain": {"input_tokens": 12_000, "output_tokens": 500, "input_token_details": _LANGCHAIN},
+            "agent framework": {
+                "input_token_count": 12_000, "output_token_count": 500, "total_token_count": 12_500,
+                "cache_read_input_token_count": 8_000, "cache_creation_input_token_count": 1_000,
+            },
+            "pydantic ai": {
+                "input_tokens": 12_000, "output_tokens": 500, "cache_read_tokens": 8_000, "cache_write_tokens": 1_000,
+            },
+        }.items()
+    ],
+)  # fmt: skip
+def test_the_objects_of_frameworks_are_counted_as_the_providers_are(usage: dict[str, Any]) -> None:
+    assert usage_facts(usage) == {
+        semconv.INPUT_TOKENS: 12_000,
+        semconv.OUTPUT_TOKENS: 500,
+        semconv.CACHE_READ_TOKENS: 8_000,
+        semconv.CACHE_CREATION_TOKENS: 1_000,
+    }
+
+
+def test_googles_python_object_says_what_its_json_does() -> None:
+    usage = {
+        "promptTokenCount": 12_000, "cachedContentTokenCount": 8_000, "toolUsePromptTokenCount": 7,
+        "candidatesTokenCount": 400, "thoughtsTokenCount": 100, "totalTokenCount": 12_507,
+    }  # fmt: skip
+    of_sdk = types.GenerateContentResponseUsageMetadata.model_validate(usage)
+    assert usage_facts(of_sdk) == usage_facts(usage)
+    assert usage_facts(of_sdk)[semconv.INPUT_TOKENS] == 12_007
+    assert usage_facts(of_sdk)[semconv.OUTPUT_TOKENS] == 500
+
+
+@pytest.mark.parametrize("besides", ["no JSON", "5", "[5]", "[{}]", '[{"gen_ai.usage.input_tokens": "x"}]'])
+def test_iterations_that_cannot_be_read_make_the_price_unknown(besides: str) -> None:
+    assert prices.cost(chat("gpt-4o", 10, 10, **{semconv.ITERATIONS: besides})) is None
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import dataclasses
 import gzip
 import json
 import math
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from google.protobuf import json_format
 from google.rpc.status_pb2 import Status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,6 +40,7 @@ from agl.mdp.types import Reward
 from agl.tracing import otlp
 from agl.trainer.http.limits import Limits
 from agl.trainer.store import open_store
+from agl.trainer.store.http import otlp as otlp_server
 from agl.trainer.store.http.client import HttpStore
 from agl.trainer.store.types import NewRollout, Rollout
 
@@ -163,18 +167,188 @@ def test_a_traces_task_is_what_was_asked_first(server: ServedStore) -> None:
     assert look(server, f"trace-{root.get_span_context().trace_id:032x}")[0].task == {"trace": "job"}
 
 
-def test_a_task_that_a_later_batch_has_is_taken(server: ServedStore, client: httpx.Client) -> None:
-    def posted(*spans: Span) -> None:
-        assert client.post("/v1/traces", json=otlp.encode(spans)).json() == {}
+def posted(client: httpx.Client, *spans: Span) -> None:
+    assert client.post("/v1/traces", json=otlp.encode(spans)).json() == {}
 
+
+def task_of(server: ServedStore, client: httpx.Client, number: int, *requests: Any) -> Any:
+    """The task of a trace whose calls sent these messages."""
+    trace_id = f"{number:032x}"
+    calls = [
+        Span(trace_id, f"{i + 2:016x}", f"{1:016x}", "", 0, "chat", i + 1.0, i + 2.0,
+             attributes={"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(sent)})
+        for i, sent in enumerate(requests)
+    ]  # fmt: skip
+    posted(client, *reversed(calls))
+    posted(client, Span(trace_id, f"{1:016x}", None, "", 0, "POST /ask", 1.0, 90.0))
+    return look(server, f"trace-{trace_id}")[0].task
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "parts": [{"type": "text", "content": text}]}
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "parts": [{"type": "text", "content": text}]}
+
+
+def test_questions_after_the_same_examples_are_different_tasks(server: ServedStore, client: httpx.Client) -> None:
+    shots = [{"role": "system", "content": "Add."}, user("1 + 1"), assistant("2"), user("2 + 2"), assistant("4")]
+    asked = [[*shots, user(question)] for question in ("3 + 3", "5 + 5", "3 + 3")]
+    tool = {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": "6"}]}
+    one, two, again = (
+        task_of(server, client, 1000 + i, sent, [*sent, assistant(""), tool]) for i, sent in enumerate(asked)
+    )
+    assert (one["input"], two["input"]) == ("3 + 3", "5 + 5")
+    assert one == again
+
+
+def test_each_turn_of_a_conversation_is_a_task_of_its_own(server: ServedStore, client: httpx.Client) -> None:
+    """One trace a turn, as a chat application has it; the last turn's first call has a tool's result."""
+    paris, rome = ([user(f"Where is {city}?"), assistant(f"{city} is ...")] for city in ("Paris", "Rome"))
+    called = {"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": "look", "arguments": {}}]}
+    result = {"role": "user", "parts": [{"type": "tool_call_response", "id": "c", "response": "rain"}]}
+    turns = [paris[:1], [*paris, user("And its weather?")], [*rome, user("And its weather?")]]
+    turns.append([*turns[1], called, result])
+    first, of_paris, of_rome, further = (task_of(server, client, 1100 + i, sent) for i, sent in enumerate(turns))
+    assert first == {"input": "Where is Paris?"}
+    assert of_paris["input"] == of_rome["input"] == "And its weather?"
+    assert of_paris != of_rome
+    assert further == of_paris
+
+
+@pytest.mark.parametrize("text", ["", "What is this?"])
+def test_a_question_of_pictures_is_told_by_the_pictures(text: str, server: ServedStore, client: httpx.Client) -> None:
+    def shown(*pictures: str, **more: Any) -> list[Any]:
+        parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{p}"}, **more} for p in pictures]
+        return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+
+    number = 1200 if text else 1300
+    requests = [shown("AAAA"), shown("BBBB"), shown("AAAA", "BBBB"), shown("AAAA", cache_control={"type": "ephemeral"})]
+    tasks = [task_of(server, client, number + i, sent) for i, sent in enumerate(requests)]
+    assert [task["input"] for task in tasks] == [text] * 4
+    assert [len(task["files"]) for task in tasks] == [1, 1, 2, 1]
+    assert tasks[0] == tasks[3]
+    assert len({json.dumps(task) for task in tasks}) == 3
+
+
+def test_a_trace_without_its_root_ends_when_nothing_more_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its root is in a service that sends its spans elsewhere. Some of the traces are an earlier server's."""
+    monkeypatch.setattr(otlp_server, "QUIET_SECONDS", 0.3)
+
+    def local(trace: str, name: str, **facts: Any) -> list[Span]:
+        sent = {"gen_ai.input.messages": json.dumps([user("asked")])}
+        top = Span(trace * 32, "2" * 16, "1" * 16, "", 0, name, 2.0, 9.0, **facts)
+        return [Span(trace * 32, "3" * 16, "2" * 16, "", 0, "chat", 3.0, 4.0, attributes=sent), top]
+
+    def ended(server: ServedStore, trace: str) -> Rollout:
+        until = time.monotonic() + 60
+        while (rollout := look(server, f"trace-{trace * 32}")[0]).status == "running" and time.monotonic() < until:
+            time.sleep(0.05)
+        return rollout
+
+    with served(tmp_path) as server, httpx.Client(trust_env=False, base_url=server.url) as client:
+        posted(client, *local("a", "agent"))
+        posted(client, *local("b", "agent", status="error", status_message="no such city"))
+        assert [ended(server, trace).status for trace in "ab"] == ["succeeded", "failed"]
+        assert ended(server, "a").task == {"input": "asked"}
+        posted(client, *local("c", "agent"))
+    with served(tmp_path) as server:
+        assert ended(server, "c").status == "succeeded"
+
+
+@pytest.mark.parametrize("none", ["", "0" * 16, None])
+def test_a_parent_of_zeros_is_none(none: str | None, server: ServedStore, client: httpx.Client) -> None:
+    trace_id = {None: "d1", "": "d2"}.get(none, "d3") * 16
+    request = otlp.encode([Span(trace_id, "1" * 16, None, "", 0, "root", 1.0, 2.0)])
+    request["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["parentSpanId"] = none
+    assert client.post("/v1/traces", json=request).json() == {}
+    rollout, [span] = look(server, f"trace-{trace_id}")
+    assert (rollout.status, span.parent_id) == ("succeeded", None)
+
+
+def whole_request(trace: int) -> ExportTraceServiceRequest:
+    """Two spans with all that a span can have."""
+    request = ExportTraceServiceRequest()
+    resource = request.resource_spans.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = "app"
+    spans = resource.scope_spans.add().spans
+    root = spans.add(
+        trace_id=trace.to_bytes(16), span_id=b"\1" * 8, parent_span_id=bytes(8), name="root", kind=2,
+        start_time_unix_nano=1_700_000_000_123_456_789, end_time_unix_nano=1_700_000_001_000_000_000,
+    )  # fmt: skip
+    root.status.code = 2
+    child = spans.add(trace_id=trace.to_bytes(16), span_id=b"\2" * 8, parent_span_id=b"\1" * 8, name="chat", flags=769)
+    child.start_time_unix_nano = 2**63 + 5
+    child.status.code = 2
+    child.status.message = "no such city"
+    values = child.attributes
+    values.add(key="text").value.string_value = "ä"
+    values.add(key="int").value.int_value = -(2**53) - 1
+    values.add(key="double").value.double_value = 0.1
+    values.add(key="infinite").value.double_value = math.inf
+    values.add(key="bool").value.bool_value = False
+    values.add(key="bytes").value.bytes_value = b"\0\xff"
+    values.add(key="nothing")
+    values.add(key="list").value.array_value.values.add().kvlist_value.values.add(key="k").value.int_value = 1
+    values.add(key="empty list").value.array_value.SetInParent()
+    messages = values.add(key="gen_ai.input.messages").value.array_value.values.add().kvlist_value.values
+    messages.add(key="role").value.string_value = "user"
+    messages.add(key="content").value.string_value = "asked"
+    child.events.add(name="e", time_unix_nano=5).attributes.add(key="k").value.bool_value = True
+    return request
+
+
+def as_json(request: ExportTraceServiceRequest) -> dict[str, Any]:
+    """As OTLP has it: protobuf's mapping, but for ids in hex."""
+    written = json_format.MessageToDict(request, use_integers_for_enums=True)
+    for span in written["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        for name in ("traceId", "spanId", "parentSpanId"):
+            span[name] = base64.b64decode(span[name]).hex()
+    return written
+
+
+def test_protobuf_and_json_say_the_same(server: ServedStore, client: httpx.Client) -> None:
+    def sent(trace: int, **request: Any) -> tuple[Any, ...]:
+        answer = client.post("/v1/traces", **request)
+        assert answer.status_code == 200
+        rollout, spans = look(server, f"trace-{trace:032x}")
+        same = {"trace_id": "", "rollout_id": ""}
+        return rollout.status, rollout.task, [dataclasses.replace(span, **same) for span in spans]
+
+    binary = sent(0xE1, content=whole_request(0xE1).SerializeToString(), headers=PROTOBUF)
+    assert binary == sent(0xE2, json=as_json(whole_request(0xE2)))
+    status, task, [root, child] = binary
+    assert (status, task) == ("failed", {"input": "asked"})
+    assert (root.parent_id, root.status_message) == (None, None)
+    assert child.attributes["bytes"] == "00ff"
+    assert child.attributes["list"] == [{"k": 1}]
+
+
+@pytest.mark.parametrize("code", [3, 99])
+def test_a_status_of_a_newer_version_is_none(code: int, server: ServedStore, client: httpx.Client) -> None:
+    request = whole_request(0xE300 + code)
+    for span in request.resource_spans[0].scope_spans[0].spans:
+        span.status.code = code
+    client.post("/v1/traces", content=request.SerializeToString(), headers=PROTOBUF)
+    binary = [span.status for span in look(server, f"trace-{0xE300 + code:032x}")[1]]
+    request = whole_request(0xE400 + code)
+    written = as_json(request)
+    for span in written["resourceSpans"][0]["scopeSpans"][0]["spans"]:
+        span["status"]["code"] = code
+    assert client.post("/v1/traces", json=written).json() == {}
+    assert binary == [span.status for span in look(server, f"trace-{0xE400 + code:032x}")[1]] == ["unset", "unset"]
+
+
+def test_a_task_that_a_later_batch_has_is_taken(server: ServedStore, client: httpx.Client) -> None:
     sent = json.dumps([{"role": "user", "content": "first"}])
     trace_id = "9" * 32
     second = Span(trace_id, "2" * 16, "1" * 16, "", 0, "chat", 5.0, 6.0, attributes={"gen_ai.input.messages": "[]"})
     first = Span(trace_id, "3" * 16, "1" * 16, "", 0, "chat", 3.0, 4.0, attributes={"gen_ai.input.messages": sent})
-    posted(second)
+    posted(client, second)
     assert look(server, f"trace-{trace_id}")[0].task == {"trace": "chat"}
-    posted(first)
-    posted(Span(trace_id, "1" * 16, None, "", 0, "root", 1.0, 9.0))
+    posted(client, first)
+    posted(client, Span(trace_id, "1" * 16, None, "", 0, "root", 1.0, 9.0))
     rollout, spans = look(server, f"trace-{trace_id}")
     assert (rollout.task, rollout.status, len(spans)) == ({"input": "first"}, "succeeded", 3)
 

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
+from typing import Any
 
-from agl.errors import AglError
+from agl.errors import AglError, UnreadableMessageError
 from agl.mdp.types import Call
-from agl.trainer.rendering.digests import text_of
+from agl.messages import foreign, read
 from agl.trainer.store.base import Store
 from agl.trainer.store.types import NewRollout, RolloutConfig
 
@@ -81,7 +82,10 @@ class Recording:
                 del self._begun[next(iter(self._begun))]
 
 
-def _question(call: Call) -> str | None:
-    """What the conversation is about: its first message of a user; None if texts are not recorded."""
-    messages = call.request.get("messages") or ()
-    return next((text_of(m.get("content")) for m in messages if m.get("role") == "user"), None)
+def _question(call: Call) -> dict[str, Any] | str | None:
+    """What a conversation's first call asks: the text, or what else belongs to it; None if texts are not recorded."""
+    try:
+        asked = foreign.last_question(read.messages(call.request.get("messages") or []))
+    except UnreadableMessageError:
+        return None
+    return asked["input"] if asked is not None and asked.keys() == {"input"} else asked

@@ -10,7 +10,7 @@ from agl import semconv
 from agl.errors import UnreadableMessageError
 from agl.mdp.spans import Span
 from agl.mdp.types import Call, FinishReason
-from agl.messages import read, write
+from agl.messages import foreign, read, write
 from agl.trainer.rendering.normalise import Message
 
 _CUT = frozenset({"length", "max_tokens", "max_output_tokens", "incomplete", "model_context_window_exceeded"})
@@ -64,7 +64,7 @@ def of_span(span: Span) -> Conversation:
         raise NoConversationError("earlier messages kept by the provider")
     messages, answers = read.sent(span), read.said(span)
     if not messages or not answers:
-        form = _unread_form(span)
+        form = foreign.form(span)
         raise NoConversationError("texts not recorded" if form is None else f"texts in the form of {form}")
     if len(answers) > 1:
         raise NoConversationError("several answers to one request")
@@ -73,29 +73,6 @@ def of_span(span: Span) -> Conversation:
         return Conversation(write.to_openai(messages), read.offered(span), answer)
     except UnreadableMessageError as error:
         raise NoConversationError("not only text") from error
-
-
-_UNREAD = {
-    "llm.input_messages": "OpenInference (llm.input_messages)",
-    "input.value": "OpenInference (input.value)",
-    "gen_ai.prompt": "OpenLLMetry (gen_ai.prompt)",
-    "traceloop.entity.input": "OpenLLMetry (traceloop.entity.input)",
-    "langfuse.": "Langfuse (langfuse.*)",
-    "mlflow.spanInputs": "MLflow (mlflow.spanInputs)",
-    "ai.prompt": "Vercel's AI SDK (ai.prompt)",
-    "request_data": "Logfire (request_data)",
-    "events": "Logfire (events)",
-    "gen_ai.user.message": "events (gen_ai.user.message)",
-    "gen_ai.content.prompt": "events (gen_ai.content.prompt)",
-    "gen_ai.client.inference.operation.details": "events (gen_ai.client.inference.operation.details)",
-}
-"""How the names of attributes and events begin by which other tracers record texts -> what that form is called."""
-
-
-def _unread_form(span: Span) -> str | None:
-    """The form in which a span has texts that are not read; None if it has none."""
-    names = [*span.attributes, *(event.name for event in span.events)]
-    return next((form for begin, form in _UNREAD.items() if any(name.startswith(begin) for name in names)), None)
 
 
 def finish_reason(span: Span) -> FinishReason:

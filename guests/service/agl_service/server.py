@@ -76,6 +76,7 @@ async def serving(
         )
         mount.url = await server.start()
         stack.push_async_callback(server.stop)
+        store_routes.start()
         stack.callback(store_routes.stop)
         # A run ends before the server does, so that its workers notice.
         stack.push_async_callback(service.close)

@@ -3,7 +3,10 @@
 A span belongs to the attempt that `agl.rollout.id` and `agl.attempt` name, on the span or else on its resource
 (`OTEL_RESOURCE_ATTRIBUTES=agl.rollout.id=...`); without `agl.attempt`, to the rollout's last one. Spans that name none
 belong to the attempt that another span of their trace names, whichever comes first. A trace of which none does is a
-rollout "trace-<trace id>" of mode "collect", which ends with its root span. Its task is the first message of a user.
+rollout "trace-<trace id>" of mode "collect", which ends with its root span; one whose root does not come, since another
+service has it, ends when nothing of it has come for five minutes. Its task is what it was asked (`foreign.question`).
+
+With AGL_CAPTURE_CONTENT=0, known facts alone are stored (`facts_alone`).
 
 Protobuf is decoded directly: by way of `google.protobuf.json_format` a request takes about twice as long.
 
@@ -13,9 +16,11 @@ Source: OpenTelemetry Protocol 1.x, OTLP/HTTP: content types, gzip, partial succ
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
+import logging
+import os
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
@@ -26,12 +31,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agl import semconv
-from agl.errors import StoreError, UnreadableMessageError
+from agl.errors import StoreError
 from agl.extras import install_line
 from agl.mdp.evaluations import evaluated
 from agl.mdp.order import in_order
-from agl.mdp.spans import Event, Span
-from agl.messages import read
+from agl.mdp.spans import Event, Span, facts_alone
+from agl.messages import foreign
 from agl.tracing import otlp
 from agl.trainer.http.auth import Role
 from agl.trainer.http.bodies import body_in_turn, json_value, media_type, unpacked
@@ -43,8 +48,12 @@ from agl.trainer.store.base import Store
 from agl.trainer.store.types import ATTEMPT_TERMINAL, Attempt, NewRollout, RolloutConfig
 from agl.trainer.wire.methods import loads
 
+log = logging.getLogger("agl")
 PATH = "/v1/traces"
+QUIET_SECONDS = 300.0
+"""How long nothing of a trace without a root has come when it ends: longer than most calls of models and tools."""
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
+_WORKER = "otlp"
 _STATUSES = ("unset", "ok", "error")
 _MOST_TRACES = 10_000
 """Traces of which it is remembered that a span named an attempt."""
@@ -70,8 +79,22 @@ class Traces:
     ) -> None:
         self._store, self._role, self._is_leased, self._turns = store, role, is_leased, turns
         self._opening = asyncio.Lock()
+        self._capture_content = os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0"
         self._named: OrderedDict[str, tuple[Any, Any]] = OrderedDict()
         """Trace -> the rollout and the attempt that one of its spans names."""
+        self._rootless: dict[str, float] = {}
+        """Rollout of a trace whose root has not come -> when the last of its spans came, on the monotonic clock."""
+        self._ending: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to end the traces whose roots do not come, also those that were left by an earlier server."""
+        self._ending = self._ending or asyncio.create_task(self._end_rootless())
+
+    def stop(self) -> None:
+        """The opposite of `start`."""
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
 
     def route(self) -> Route:
         return Route(PATH, self._export, methods=["POST"])
@@ -86,6 +109,8 @@ class Traces:
             turns = functools.partial(self._turns, request)
             async with body_in_turn(request, turns, large=encoding != "identity") as body:
                 received = await body.read(_decode, encoding, kind, body.limits)
+                if not self._capture_content:
+                    received = [(at, facts_alone(span) if isinstance(span, Span) else span) for at, span in received]
                 rejected = await self._store_spans(request, role, received)
         except ValueError as error:
             return _failure(kind, 400, str(error))
@@ -149,11 +174,38 @@ class Traces:
                 await self._take_over(f"trace-{trace_id}", rollout_id, attempt)
         for trace_id, spans in traces.items():
             roots = [span for span in spans if span.parent_id is None]
+            rollout_id = f"trace-{trace_id}"
             if roots or _asked(spans) is not None:
-                await self._set_task(f"trace-{trace_id}", ends=bool(roots))
-            for root in roots:
-                await self._end_trace(f"trace-{trace_id}", root)
+                await self._set_task(rollout_id, ends=bool(roots))
+            if roots:
+                self._rootless.pop(rollout_id, None)
+                await self._end_trace(rollout_id, roots)
+            else:
+                self._rootless[rollout_id] = time.monotonic()
         return rejected
+
+    async def _end_rootless(self) -> None:
+        """End the traces of which nothing has come for long, by the outermost spans that have come."""
+        resumed = False
+        while True:
+            try:
+                if not resumed:
+                    for attempt in await self._store.query_open_attempts(limit=_MOST_TRACES):
+                        if attempt.worker_id == _WORKER:
+                            self._rootless.setdefault(attempt.rollout_id, time.monotonic())
+                    resumed = True
+                for rollout_id, since in [*self._rootless.items()]:
+                    if time.monotonic() - since < QUIET_SECONDS:
+                        continue
+                    spans = await self._store.query_spans(rollout_id)
+                    if spans:
+                        await self._set_task(rollout_id, ends=True)
+                        await self._end_trace(rollout_id, _outermost(spans))
+                    if self._rootless.get(rollout_id) == since:
+                        del self._rootless[rollout_id]
+            except StoreError as error:
+                log.warning("cannot end the traces whose root spans do not come: %s", error)
+            await asyncio.sleep(QUIET_SECONDS / 10)
 
     def _remember(self, received: list[_Received]) -> None:
         """Remember which attempts the spans themselves name."""
@@ -191,7 +243,7 @@ class Traces:
                 rollout_id=rollout_id,
             )
             await self._store.enqueue_rollouts([new])
-            if await self._store.dequeue_rollout("otlp", run_id=rollout_id) is not None:
+            if await self._store.dequeue_rollout(_WORKER, run_id=rollout_id) is not None:
                 await self._store.update_attempt(rollout_id, 1, "running")
 
     async def _set_task(self, rollout_id: str, *, ends: bool) -> None:
@@ -203,29 +255,30 @@ class Traces:
         if task != rollout.task:
             await self._store.update_rollout(rollout_id, {"task": task})
 
-    async def _end_trace(self, rollout_id: str, root: Span) -> None:
+    async def _end_trace(self, rollout_id: str, outermost: Sequence[Span]) -> None:
         (attempt, *_) = await self._store.query_attempts(rollout_id)
         if attempt.status not in ATTEMPT_TERMINAL:
-            status = "failed" if root.status == "error" else "succeeded"
-            await self._store.update_attempt(rollout_id, 1, status, error=root.status_message)
+            failed = next((span for span in outermost if span.status == "error"), None)
+            error = failed.status_message if failed else outermost[0].status_message
+            await self._store.update_attempt(rollout_id, 1, "failed" if failed else "succeeded", error=error)
 
 
-def _task(spans: Sequence[Span]) -> dict[str, str]:
+def _task(spans: Sequence[Span]) -> dict[str, Any]:
     """A trace's task: what its root was asked, or else the first call; the root's name if neither is recorded."""
     asked = _asked(spans)
-    root = next((s for s in spans if s.parent_id is None), spans[0])
-    return {"trace": root.name} if asked is None else {"input": asked}
+    return {"trace": _outermost(spans)[0].name} if asked is None else asked
 
 
-def _asked(spans: Sequence[Span]) -> str | None:
+def _asked(spans: Sequence[Span]) -> dict[str, Any] | None:
     """What a trace's root was asked, or else the first call; None if neither is recorded."""
-    root = next((s for s in spans if s.parent_id is None), None)
-    for span in [*([] if root is None else [root]), *in_order(spans)]:
-        with contextlib.suppress(UnreadableMessageError):
-            for message in read.sent(span):
-                if message.role == "user" and message.text:
-                    return message.text
-    return None
+    return next((asked for s in [*_outermost(spans), *in_order(spans)] if (asked := foreign.question(s))), None)
+
+
+def _outermost(spans: Sequence[Span]) -> list[Span]:
+    """The roots; if none has come, the spans whose parents have not."""
+    known = {span.span_id for span in spans}
+    roots = [span for span in spans if span.parent_id is None]
+    return in_order(roots or [span for span in spans if span.parent_id not in known] or spans)
 
 
 _Received = tuple[dict[str, Any], "Span | ValueError"]
@@ -277,7 +330,7 @@ def _span(span: Any) -> Span:
     return Span(
         trace_id=_id(span.trace_id, 16),
         span_id=_id(span.span_id, 8),
-        parent_id=_id(parent, 8) if parent else None,
+        parent_id=_id(parent, 8) if any(parent) else None,
         rollout_id="",
         attempt=0,
         name=span.name,

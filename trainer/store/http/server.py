@@ -81,7 +81,9 @@ class StoreServer:
         Raises:
             StoreError: the port is taken or the address cannot be bound.
         """
-        return await self._server.start()
+        url = await self._server.start()
+        self._routes.start()
+        return url
 
     async def stop(self) -> None:
         """Stop listening. Requests that wait are answered with 503. Idempotent."""
@@ -107,6 +109,7 @@ class StoreRoutes:
         self._stopping = False
         self._abandoned: OrderedDict[str, None] = OrderedDict()
         self._turns = TurnsByLease(functools.partial(is_open_lease, store))
+        self._traces = Traces(store, self.role, self.is_leased, self.turns)
 
     def routes(self) -> list[Route]:
         """Routes of the methods, of batches, of OTLP spans, and of what describes the server."""
@@ -120,15 +123,20 @@ class StoreRoutes:
                 waiting=protocol.WAITING,
             ),
             Route(protocol.BATCH_PATH, self._batch, methods=["POST"]),
-            Traces(self.store, self.role, self.is_leased, self.turns).route(),
+            self._traces.route(),
             Route(f"{protocol.PREFIX}/about", self._about),
             Route("/openapi.json", self._schema),
             Route("/health", self._health),
         ]
 
+    def start(self) -> None:
+        """Begin what runs without a request."""
+        self._traces.start()
+
     def stop(self) -> None:
-        """Cancel the requests that wait, so that the server can stop."""
+        """Cancel the requests that wait, so that the server can stop, and what runs without one."""
         self._stopping = True
+        self._traces.stop()
         for waiting in list(self._waiting):
             waiting.cancel()
 
