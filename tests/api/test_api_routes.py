@@ -151,7 +151,7 @@ async def test_models_need_the_attempts_key_in_every_form() -> None:
                     answer = await http.get(f"{attempt.url()}/{path}", headers=headers("wrong"))
                     assert answer.status_code == 401, path
                     assert error_of(provider, answer)[0] == {
-                        "openai": "authentication_error", "anthropic": "authentication_error",
+                        "openai": "invalid_request_error", "anthropic": "authentication_error",
                         "google": "UNAUTHENTICATED",
                     }[provider]  # fmt: skip
 

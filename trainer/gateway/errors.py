@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from agl.errors import AglError, ContextLengthError, EngineError, RefusedAnswerError
 from agl.mdp.faults import ANSWER_REFUSED, CONTEXT_LENGTH
@@ -55,6 +56,34 @@ class PromptTooLongError(RequestError):
         super().__init__(400, message, code=CONTEXT_LENGTH, param=param)
         self.tokens = tokens
         self.limit = limit
+
+
+class OutOfRangeError(RequestError):
+    """A number beyond a bound, or a list with more items than it can have.
+
+    Attributes:
+        field: its name.
+        kind: "integer", "decimal" or "array".
+        actual: the number, or how many items there are.
+        above: whether that is above the bound.
+        bound: the largest or the smallest that is possible.
+    """
+
+    def __init__(self, field: str, value: Any, bound: float, *, above: bool) -> None:
+        self.field = field
+        self.above = above
+        self.bound = _plain(bound)
+        self.kind = "array" if isinstance(value, list) else "decimal" if isinstance(bound, float) else "integer"
+        self.actual = len(value) if self.kind == "array" else _plain(value)
+        has = "has {} items; it can have" if self.kind == "array" else "is {:.40}; it is"
+        side = "most" if above else "least"
+        message = f"{field} {has.format(str(self.actual))} at {side} {self.bound}"
+        super().__init__(400, message, code="invalid_value", param=field)
+
+
+def _plain(number: float) -> float:
+    """A number as one writes it: 2 for 2.0."""
+    return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
 class SchemaError(RequestError):
