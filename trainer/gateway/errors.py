@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from agl.errors import AglError, ContextLengthError, EngineError, RefusedAnswerError
@@ -69,16 +70,20 @@ class OutOfRangeError(RequestError):
         bound: the largest or the smallest that is possible.
     """
 
-    def __init__(self, field: str, value: Any, bound: float, *, above: bool) -> None:
+    def __init__(self, field: str, value: float | Sequence[Any], bound: float, *, above: bool) -> None:
         self.field = field
         self.above = above
         self.bound = _plain(bound)
-        self.kind = "array" if isinstance(value, list) else "decimal" if isinstance(bound, float) else "integer"
-        self.actual = len(value) if self.kind == "array" else _plain(value)
-        has = "has {} items; it can have" if self.kind == "array" else "is {:.40}; it is"
+        if isinstance(value, int | float):
+            self.kind = "decimal" if isinstance(bound, float) else "integer"
+            self.actual = _plain(value)
+            has = f"is {self.actual!s:.40}; it is"
+        else:
+            self.kind = "array"
+            self.actual = len(value)
+            has = f"has {self.actual} items; it can have"
         side = "most" if above else "least"
-        message = f"{field} {has.format(str(self.actual))} at {side} {self.bound}"
-        super().__init__(400, message, code="invalid_value", param=field)
+        super().__init__(400, f"{field} {has} at {side} {self.bound}", code="invalid_value", param=field)
 
 
 def _plain(number: float) -> float:

@@ -230,7 +230,7 @@ def _shape(kind: Any) -> _Shape:
         return _Shape({name: _shape(hint) for name, hint in hints.items()}, None, is_closed)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {name: _shape(field.annotation) for name, field in kind.model_fields.items()}
-        return _Shape(fields, None, True)
+        return _Shape(fields, None, kind.model_config.get("extra") == "forbid")
     if origin is list and (items := _shape(arguments[0])) is not _PLAIN:
         return _Shape({}, items, False)
     if origin in (typing.Union, types.UnionType):
@@ -241,8 +241,8 @@ def _shape(kind: Any) -> _Shape:
 
 def _either(one: _Shape, other: _Shape) -> _Shape:
     """The shape of a value that has one of two."""
-    if _PLAIN in (one, other):
-        return other if one is _PLAIN else one
+    if one is _PLAIN:
+        return other
     both = one.fields.keys() & other.fields.keys()
     shared = {name: _either(one.fields[name], other.fields[name]) for name in both}
     return _Shape({**one.fields, **other.fields, **shared}, one.items or other.items, one.closed and other.closed)
@@ -491,7 +491,7 @@ def check_at_most(items: Sequence[Any], most: int, where: str) -> None:
         RequestError: 400, naming the field, its length and the bound.
     """
     if len(items) > most:
-        raise OutOfRangeError(where, [*items], most, above=True)
+        raise OutOfRangeError(where, items, most, above=True)
 
 
 def contradiction(first: str, why: str) -> RequestError:
