@@ -83,6 +83,8 @@ BOUNDS = (
     ("messages", "top_p", 0, 1),
     ("messages", "top_k", 0, None),
     ("messages", "thinking.budget_tokens", 1024, None),
+    ("messages", "output_config.task_budget.total", 1, None),
+    ("messages", "output_config.task_budget.remaining", 0, None),
     ("google", "generationConfig.temperature", 0, 2),
     ("google", "generationConfig.topP", 0, 1),
     ("google", "generationConfig.topK", 0, None),
@@ -99,6 +101,9 @@ def with_number(api: str, path: str, value: float) -> dict[str, Any]:
     fields = at(path, value)
     if path.startswith("thinking"):
         return {"thinking": {"type": "enabled", **fields["thinking"]}}
+    if "task_budget" in path:
+        budget = {"type": "tokens", "total": 9, **fields["output_config"]["task_budget"]}
+        return {"output_config": {"task_budget": budget}}
     return {**fields, "logprobs": True} if (api, path) == ("chat", "top_logprobs") else fields
 
 
@@ -147,8 +152,6 @@ def test_no_tokens_at_all_are_refused_with_the_reason() -> None:
     assert error.param == "max_tokens"
     assert "the provider's cache" in error.message
     read("messages", {"max_tokens": 1})
-    counted = messages.read({**BODIES["messages"], "max_tokens": None}, new_access(), counting=True)
-    assert counted.chat.messages
 
 
 STOPS = {"chat": ("stop", 4), "google": ("generationConfig.stopSequences", 5)}
@@ -284,6 +287,13 @@ def test_what_a_provider_takes_together_is_taken(api: str, fields: dict[str, Any
     read(api, fields)
 
 
+def test_tokens_are_counted_of_a_request_that_says_nothing_of_its_answer() -> None:
+    """What is counted has no `max_tokens`, and a budget of thoughts is that of the request that follows."""
+    body = {"model": "m", "messages": [USER], **THINKING}
+    for fields in ({}, {"max_tokens": None}, {"max_tokens": 0}):
+        assert messages.read({**body, **fields}, new_access(), counting=True).chat.messages
+
+
 # -- null -------------------------------------------------------------------------------------------------------------
 
 NULLS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -308,6 +318,8 @@ NULLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "input": None}]}]}),
     ("messages", {"system": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "scope": None}}]}),
     ("messages", {"output_config": {"format": None, "effort": None}, "output_format": FORMAT}),
+    ("messages", {"context_management": {"edits": None}}),
+    ("chat", {"audio": {"voice": None, "format": None}, "moderation": {"model": None}}),
     ("google", {"generationConfig": {"thinkingConfig": {"thinkingBudget": None, "includeThoughts": None}}}),
     ("google", {"toolConfig": {"functionCallingConfig": {"mode": None, "allowedFunctionNames": None}}}),
 )

@@ -86,9 +86,13 @@ class OutOfRangeError(RequestError):
         super().__init__(400, f"{field} {has} at {side} {self.bound}", code="invalid_value", param=field)
 
 
+_ALL_WHOLE = 2**53
+"""From here on, every float is a whole number."""
+
+
 def _plain(number: float) -> float:
     """A number as one writes it: 2 for 2.0."""
-    return int(number) if isinstance(number, float) and number.is_integer() else number
+    return int(number) if isinstance(number, float) and number.is_integer() and abs(number) < _ALL_WHOLE else number
 
 
 class SchemaError(RequestError):

@@ -373,9 +373,20 @@ def require_neutral(data: Mapping[str, Any], refused: Mapping[str, Unsupported],
         RequestError: 400, one of these fields has a value that is not neutral.
     """
     for name, value in data.items():
-        if value is not None and name in refused and value not in refused[name].neutral:
+        if value is None or name not in refused:
+            continue
+        if _without_nulls(value) not in refused[name].neutral:
             why = f"{where}{name} {refused[name].why}"
             raise RequestError(400, why, code="unsupported_parameter", param=where + name)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the fields that are null, at any depth."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
 
 
 def nucleus(top_p: float | None) -> float:

@@ -52,8 +52,8 @@ class SchemaFormat(TypedDict):
 @closed
 class TaskBudget(TypedDict, total=False):
     type: Required[Literal["tokens"]]
-    total: Required[Integer]
-    remaining: Integer | None
+    total: Required[Annotated[Integer, Field(ge=1)]]
+    remaining: Annotated[Integer, Field(ge=0)] | None
 
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
@@ -326,7 +326,8 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
     if counting and isinstance(data, dict):
         data = {**data, "max_tokens": 1 if data.get("max_tokens") is None else data["max_tokens"]}
     body = validated(MessagesBody, data, UNSUPPORTED)
-    _check_as_anthropic(body)
+    if not counting:
+        _check_as_anthropic(body)
     if "" in (body.stop_sequences or ()):
         raise _invalid("stop_sequences", "an empty text ends every answer")
     system = messages.read.system(_content(body.system or "", _TEXT, "system", "text"))
