@@ -205,17 +205,19 @@ class _Shape(NamedTuple):
     """The objects and lists that a type describes.
 
     Attributes:
-        fields: of its objects, with the shape of what each holds; none where the type has no objects of its own.
+        names: the fields of its objects.
+        inner: those of them that hold objects or lists of objects, with the shape of these.
         items: of its lists; None where it has none that hold objects.
         closed: whether its objects have no other fields.
     """
 
-    fields: Mapping[str, _Shape]
+    names: frozenset[str]
+    inner: Mapping[str, _Shape]
     items: _Shape | None
     closed: bool
 
 
-_PLAIN = _Shape({}, None, False)
+_PLAIN = _Shape(frozenset(), {}, None, False)
 """Of what is no object of the API: a text, a number, or a value of the agent's own, such as a JSON schema."""
 
 
@@ -225,27 +227,35 @@ def _shape(kind: Any) -> _Shape:
     if origin is Annotated:
         return _shape(arguments[0])
     if is_typeddict(kind):
-        hints = typing.get_type_hints(kind)
-        is_closed = getattr(kind, "__pydantic_config__", CLOSED).get("extra") == "forbid"
-        return _Shape({name: _shape(hint) for name, hint in hints.items()}, None, is_closed)
+        return _shape_of(typing.get_type_hints(kind), getattr(kind, "__pydantic_config__", CLOSED))
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        fields = {name: _shape(field.annotation) for name, field in kind.model_fields.items()}
-        return _Shape(fields, None, kind.model_config.get("extra") == "forbid")
+        return _shape_of({name: field.annotation for name, field in kind.model_fields.items()}, kind.model_config)
     if origin is list and (items := _shape(arguments[0])) is not _PLAIN:
-        return _Shape({}, items, False)
+        return _Shape(frozenset(), {}, items, False)
     if origin in (typing.Union, types.UnionType):
         members = [member for member in map(_shape, arguments) if member is not _PLAIN]
         return functools.reduce(_either, members, _PLAIN)
     return _PLAIN
 
 
+def _shape_of(fields: Mapping[str, Any], config: ConfigDict) -> _Shape:
+    """The shape of an object with fields of these types."""
+    shapes = {name: _shape(kind) for name, kind in fields.items()}
+    inner = {name: shape for name, shape in shapes.items() if shape is not _PLAIN}
+    return _Shape(frozenset(fields), inner, None, config.get("extra") == "forbid")
+
+
 def _either(one: _Shape, other: _Shape) -> _Shape:
     """The shape of a value that has one of two."""
     if one is _PLAIN:
         return other
-    both = one.fields.keys() & other.fields.keys()
-    shared = {name: _either(one.fields[name], other.fields[name]) for name in both}
-    return _Shape({**one.fields, **other.fields, **shared}, one.items or other.items, one.closed and other.closed)
+    shared = {name: _either(one.inner[name], other.inner[name]) for name in one.inner.keys() & other.inner.keys()}
+    return _Shape(
+        one.names | other.names,
+        {**one.inner, **other.inner, **shared},
+        one.items or other.items,
+        one.closed and other.closed,
+    )
 
 
 def _present(value: Any, kind: Any, where: str) -> Any:
@@ -257,19 +267,22 @@ def _present(value: Any, kind: Any, where: str) -> Any:
     Raises:
         RequestError: 400, an object has more fields than the type, of which the first unknown one is named.
     """
+    return _within(value, _shape(kind), (where,) if where else ())
 
-    def walk(value: Any, shape: _Shape, path: Sequence[str | int]) -> Any:
-        if isinstance(value, list) and shape.items is not None:
-            return [walk(item, shape.items, (*path, i)) for i, item in enumerate(value)]
-        if not isinstance(value, dict) or not shape.fields:
-            return value
+
+def _within(value: Any, shape: _Shape, path: tuple[str | int, ...]) -> Any:
+    if isinstance(value, list) and shape.items is not None:
+        return [_within(item, shape.items, (*path, i)) for i, item in enumerate(value)]
+    if not isinstance(value, dict) or not shape.names:
+        return value
+    fields = value
+    if None in value.values():
         fields = {name: inner for name, inner in value.items() if inner is not None}
-        if shape.closed and len(fields) > len(shape.fields):
-            name = next(name for name in fields if name not in shape.fields)
-            raise _unknown(".".join(map(str, [where, *path, name] if where else [*path, name])), name, shape.fields)
-        return {name: walk(inner, shape.fields.get(name, _PLAIN), (*path, name)) for name, inner in fields.items()}
-
-    return walk(value, _shape(kind), ())
+    if shape.closed and len(fields) > len(shape.names):
+        name = next(name for name in fields if name not in shape.names)
+        raise _unknown(".".join(map(str, (*path, name))), name, shape.names)
+    inner = {name: _within(fields[name], of, (*path, name)) for name, of in shape.inner.items() if name in fields}
+    return {**fields, **inner} if inner else fields
 
 
 def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> RequestError:
