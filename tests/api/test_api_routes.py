@@ -112,6 +112,25 @@ async def test_anthropics_sdk_lists_every_model_page_by_page(limit: int) -> None
         assert (page.first_id, page.last_id, page.has_more) == (shown[0], shown[-1], limit < 3)
 
 
+@in_loop
+async def test_anthropics_models_are_those_of_the_stages_that_are_asked_for() -> None:
+    async with with_policies(*NAMES[1:]) as (attempt, http), anthropic_client(attempt) as client:
+        headers = HEADERS["anthropic"](attempt.key)
+        for query, names in (
+            ("", NAMES),
+            ("lifecycle[]=active", NAMES),
+            ("lifecycle[]=retired&lifecycle[]=active", NAMES),
+            ("lifecycle=active&lifecycle=deprecated", NAMES),
+            ("lifecycle[]=deprecated", []),
+            ("lifecycle=retired&limit=1", []),
+        ):
+            answer = (await http.get(f"v1/models?{query}", headers=headers)).json()
+            assert [model["id"] for model in answer["data"]] == names, query
+            assert not answer["has_more"]
+        listed = [model.id async for model in client.models.list(extra_query={"lifecycle": ["active"]})]
+        assert listed == NAMES
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
 @in_loop
 async def test_googles_sdk_lists_every_model_page_by_page(size: int) -> None:
@@ -130,8 +149,10 @@ async def test_a_page_that_is_none_is_refused_by_name() -> None:
             ("anthropic", "v1/models", "limit", "all"),
             ("anthropic", "v1/models", "after_id", "z"),
             ("anthropic", "v1/models", "before_id", ""),
+            ("anthropic", "v1/models", "lifecycle", "new"),
             ("google", "v1beta/models", "pageSize", "-1"),
             ("google", "v1beta/models", "pageToken", "z"),
+            ("google", "v1beta/models", "filter", "name:b"),
         ):
             answer = await http.get(path, params={parameter: value}, headers=HEADERS[provider](attempt.key))
             assert answer.status_code == 400, (path, parameter)
@@ -151,7 +172,7 @@ async def test_models_need_the_attempts_key_in_every_form() -> None:
                     answer = await http.get(f"{attempt.url()}/{path}", headers=headers("wrong"))
                     assert answer.status_code == 401, path
                     assert error_of(provider, answer)[0] == {
-                        "openai": "authentication_error", "anthropic": "authentication_error",
+                        "openai": "invalid_request_error", "anthropic": "authentication_error",
                         "google": "UNAUTHENTICATED",
                     }[provider]  # fmt: skip
 

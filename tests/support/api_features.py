@@ -273,7 +273,7 @@ FEATURES: dict[str, Mapping[str, Case]] = {
     },
     "the model's reasoning": {
         "responses": served({"reasoning": {"summary": "auto"}}),
-        "messages": served({"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+        "messages": served({"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}),
         "google": served(config(thinkingConfig={"includeThoughts": True})),
     },
     "reasoning that the client keeps (`reasoning.encrypted_content`)": {
@@ -421,6 +421,18 @@ FEATURES: dict[str, Mapping[str, Case]] = {
         "responses": refused({"conversation": "conv_1"}),
         "messages": refused({"thread": {"type": "create"}}),
         "google": refused({"cachedContent": "cachedContents/1"}),
+    },
+    "a prompt for a cache, without an answer (`max_tokens: 0`)": {"messages": refused({"max_tokens": 0})},
+    "counts of tokens in every chunk (`continuous_usage_stats`)": {
+        "chat": refused(
+            {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
+    },
+    "earlier thoughts that are all kept (`clear_thinking`)": {
+        "messages": no_effect(
+            context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+        ),
     },
     "histories that the provider shortens": {
         "responses": refused({"context_management": [{"type": "compaction", "compact_threshold": 1000}]}),

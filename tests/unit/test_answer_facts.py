@@ -132,6 +132,23 @@ async def test_log_probs_come_with_the_deltas_whose_tokens_they_are(line: str, t
                 assert len(said) - len(told) < 8
 
 
+@pytest.mark.parametrize("most", [7, 8, 9, 11])
+@in_loop
+async def test_log_probs_of_a_character_that_is_cut_are_streamed(most: int) -> None:
+    """Its tokens wait for the rest of it, which never comes."""
+    tokenizer = template_tokenizer("qwen3")
+    async with serving(ScriptedEngine(tokenizer, ["It is 12 😀😀"]), tokenizer) as rig:
+        attempt = await rig.attempt()
+        options: dict[str, Any] = {"include": ["message.output_text.logprobs"], "max_output_tokens": most}
+        events = [event async for event in await ask(attempt, QUESTION, stream=True, **options)]
+        await attempt.close()
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert done.text.endswith("\ufffd")
+    streamed = [entry for e in events if e.type == "response.output_text.delta" for entry in e.logprobs]
+    assert [entry.logprob for entry in streamed] == pytest.approx([entry.logprob for entry in done.logprobs])
+    assert len(streamed) == most
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @in_loop
 async def test_log_probs_next_to_the_ids_of_all_tokens_are_those_of_all_tokens(stream: bool) -> None:

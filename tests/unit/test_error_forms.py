@@ -11,7 +11,7 @@ from scripted import Attempt, ScriptedEngine, in_loop, quick_tokenizer, serving
 from sdk_clients import anthropic_client, google_client, openai_client
 
 from agl.trainer.gateway.dialects.error_forms import TYPES, anthropic_error, google_error, openai_error
-from agl.trainer.gateway.errors import PromptTooLongError, RequestError
+from agl.trainer.gateway.errors import PromptTooLongError, RequestError, invalid_key
 
 LONG = "9 " * 60
 LIMIT = 50
@@ -154,17 +154,25 @@ def test_other_errors_keep_their_message(status: int) -> None:
         assert (openai["type"], anthropic["type"], google["status"]) == kind
 
 
+def test_openai_has_codes_of_its_own() -> None:
+    """A refused key is an invalid request whose code says so; a limit of requests at once is one of rates."""
+    refused = openai_error(invalid_key("r1", 1))["error"]
+    assert (refused["type"], refused["code"]) == ("invalid_request_error", "invalid_api_key")
+    limited = openai_error(RequestError(429, "try again", code="too_many_requests"))["error"]
+    assert (limited["type"], limited["code"]) == ("requests", "rate_limit_exceeded")
+
+
 # -- what the SDKs raise ----------------------------------------------------------------------------------------------
 
 
 OPENAI = {
     400: ("BadRequestError", "invalid_request_error"),
-    401: ("AuthenticationError", "authentication_error"),
-    403: ("PermissionDeniedError", "permission_error"),
+    401: ("AuthenticationError", "invalid_request_error"),
+    403: ("PermissionDeniedError", "invalid_request_error"),
     404: ("NotFoundError", "invalid_request_error"),
     409: ("ConflictError", "invalid_request_error"),
     413: ("APIStatusError", "invalid_request_error"),
-    429: ("RateLimitError", "rate_limit_error"),
+    429: ("RateLimitError", "requests"),
     500: ("InternalServerError", "server_error"),
     501: ("InternalServerError", "server_error"),
     503: ("InternalServerError", "server_error"),

@@ -118,7 +118,7 @@ async def test_an_engine_that_holds_to_no_schema_answers_and_one_line_says_so(ca
     [
         ({"type": "json_schema", "schema": "x"}, "schema: Input should be a valid dictionary"),
         ({"type": "json_schema"}, "schema is missing"),
-        ({"type": "json_schema", "schema": {}, "name": None}, "name: Input should be a valid string"),
+        ({"type": "json_schema", "schema": {}, "name": None}, "name is missing"),
         ({"type": "json_schema", "schema": {}, "name": "no spaces"}, "name: String should match pattern"),
         ({"type": "json_schema", "schema": {}, "strict": "yes"}, "strict: Input should be a valid boolean"),
         ({"type": "grammar", "grammar": "x"}, "type is 'grammar'; it is one of 'text', 'json_object', 'json_schema'"),
@@ -339,7 +339,7 @@ REFUSED = {
     "tool_choice word": ({"tools": TOOLS, "tool_choice": "sometimes"}, "sometimes"),
     "required without tools": ({"tool_choice": "required"}, "there are none"),
     "temperature": ({"temperature": 3}, "temperature"),
-    "n": ({"n": 0}, "n: "),
+    "n": ({"n": 0}, "Invalid 'n': integer below minimum value. Expected a value >= 1, but got 0"),
     "stop": ({"stop": ""}, "stop"),
     "top_logprobs": ({"top_logprobs": 3}, "top_logprobs needs logprobs"),
     "penalty": ({"frequency_penalty": 0.5}, "frequency_penalty"),

@@ -173,14 +173,14 @@ async def test_text_comes_as_it_is_sampled() -> None:
 @in_loop
 async def test_thoughts_are_shown_when_asked_for() -> None:
     tokenizer = template_tokenizer("qwen3")
-    thinking = {"type": "enabled", "budget_tokens": 1024}
+    thoughtful: Any = {"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
     async with serving(ScriptedEngine(tokenizer, ["<think>\nhmm\n</think>\n\nyes"]), tokenizer) as rig:
         attempt = await rig.attempt()
-        shown = await create(attempt, thinking=thinking)
+        shown = await create(attempt, **thoughtful)
         hidden = await create(attempt)
-        streamed, _ = await stream(attempt, thinking=thinking)
+        streamed, _ = await stream(attempt, **thoughtful)
         more = [USER, {"role": "assistant", "content": shown.content}, USER]
-        await create(attempt, messages=more, thinking=thinking)
+        await create(attempt, messages=more, **thoughtful)
         calls = await attempt.close()
     assert [b.type for b in hidden.content] == ["text"]
     for message in (shown, streamed):
@@ -223,11 +223,11 @@ async def test_thoughts_that_are_omitted_are_signed_blocks_without_a_text(displa
 @in_loop
 async def test_omitted_thoughts_are_the_same_whole_and_streamed() -> None:
     tokenizer = template_tokenizer("qwen3")
-    thinking = {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}
+    thoughtful: Any = {"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}}
     async with serving(ScriptedEngine(tokenizer, ["<think>\nhmm\n</think>\n\nyes"]), tokenizer) as rig:
         attempt = await rig.attempt()
-        whole = await create(attempt, thinking=thinking)
-        streamed, _ = await stream(attempt, thinking=thinking)
+        whole = await create(attempt, **thoughtful)
+        streamed, _ = await stream(attempt, **thoughtful)
     for message in (whole, streamed):
         thought, text = blocks(message)
         assert thought == {"type": "thinking", "thinking": "", "signature": message.id}

@@ -250,7 +250,11 @@ ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function
     ("fields", "message", "param"),
     [
         ({"max_tokens": 5}, "unknown field 'max_tokens'; did you mean 'max_output_tokens'?", "max_tokens"),
-        ({"temperature": 3}, "temperature: ", "temperature"),
+        (
+            {"temperature": 3},
+            "Invalid 'temperature': decimal above maximum value. Expected a value <= 2, but got 3",
+            "temperature",
+        ),
         ({"background": True}, "background is not supported", "background"),
         ({"conversation": "conv_1"}, "use previous_response_id", "conversation"),
         ({"input": None}, "input is missing", "input"),

@@ -50,7 +50,11 @@ async def test_a_text_is_continued_whole_and_as_a_stream():
         assert at.engine.asked[0].prompt_ids.tolist() == at.engine.encode(TEXT)
         assert whole.usage.prompt_tokens == len(at.engine.encode(TEXT))
         stream = await client.completions.create(
-            model="policy", prompt=TEXT, max_tokens=50, stream=True, stream_options={"include_usage": True}
+            model="policy",
+            prompt=TEXT,
+            max_tokens=50,
+            stream=True,
+            stream_options={"include_usage": True, "include_obfuscation": False},
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].text for c in chunks if c.choices) == "seven is the answer"

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -32,6 +32,7 @@ from agl.trainer.gateway.dialects.chat.body import read as read_chat
 from agl.trainer.gateway.dialects.common import (
     OTHER_DISTRIBUTION,
     OpenAIBody,
+    Several,
     Unsupported,
     nucleus,
     sse,
@@ -57,9 +58,7 @@ _Part = tuple[int, Sequence[int]]
 """The number of an answer, and its newly sampled tokens."""
 
 
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-"""Of a hundred thousand wrong values the first is enough."""
+TokenIds = Several[int]
 
 
 class StreamOptions(BaseModel):
@@ -70,13 +69,13 @@ class CompletionsBody(OpenAIBody):
     """The fields of a request for text."""
 
     model: str = ""
-    prompt: str | TokenIds | Texts | Annotated[list[TokenIds], Field(fail_fast=True)]
+    prompt: str | TokenIds | Several[str] | Several[TokenIds]
     max_tokens: int | None = Field(default=None, ge=0)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     n: int | None = Field(default=None, ge=1, le=MOST_ANSWERS)
-    stop: str | Texts | None = None
+    stop: str | Several[str] | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -108,8 +107,8 @@ class TokenizeBody(BaseModel):
 
     model: str = ""
     prompt: str | None = None
-    messages: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    messages: Several[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False
 

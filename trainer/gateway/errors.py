@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 from agl.errors import AglError, ContextLengthError, EngineError, RefusedAnswerError
 from agl.mdp.faults import ANSWER_REFUSED, CONTEXT_LENGTH
@@ -55,6 +57,42 @@ class PromptTooLongError(RequestError):
         super().__init__(400, message, code=CONTEXT_LENGTH, param=param)
         self.tokens = tokens
         self.limit = limit
+
+
+class OutOfRangeError(RequestError):
+    """A number beyond a bound, or a list with more items than it can have.
+
+    Attributes:
+        field: its name.
+        kind: "integer", "decimal" or "array".
+        actual: the number, or how many items there are.
+        above: whether that is above the bound.
+        bound: the largest or the smallest that is possible.
+    """
+
+    def __init__(self, field: str, value: float | Sequence[Any], bound: float, *, above: bool) -> None:
+        self.field = field
+        self.above = above
+        self.bound = _plain(bound)
+        if isinstance(value, int | float):
+            self.kind = "decimal" if isinstance(bound, float) else "integer"
+            self.actual = _plain(value)
+            has = f"is {self.actual!s:.40}; it is"
+        else:
+            self.kind = "array"
+            self.actual = len(value)
+            has = f"has {self.actual} items; it can have"
+        side = "most" if above else "least"
+        super().__init__(400, f"{field} {has} at {side} {self.bound}", code="invalid_value", param=field)
+
+
+_ALL_WHOLE = 2**53
+"""From here on, every float is a whole number."""
+
+
+def _plain(number: float) -> float:
+    """A number as one writes it: 2 for 2.0."""
+    return int(number) if isinstance(number, float) and number.is_integer() and abs(number) < _ALL_WHOLE else number
 
 
 class SchemaError(RequestError):

@@ -2,12 +2,16 @@
 
 Invariant: every field of a request has a type that spells out what the API documents, in nested objects too, so that
 what the provider refuses is refused here: a body is a pydantic model, and the objects in it are `closed` TypedDicts.
+A field that is null is a field that is not there. A body has few errors, however large it is, since pydantic writes
+each of them out: lists are `Several`, objects of any fields have `pairs`, and the first unknown field is refused.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
+import types
 import typing
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -19,6 +23,7 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     StringConstraints,
     TypeAdapter,
     ValidationError,
@@ -30,11 +35,15 @@ from agl.errors import nearest
 from agl.mdp.types import IntArray
 from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.calls import Choice
-from agl.trainer.gateway.errors import RequestError
+from agl.trainer.gateway.errors import OutOfRangeError, RequestError
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
 
 Body = TypeVar("Body", bound=BaseModel)
+Item = TypeVar("Item")
+
+Several = Annotated[list[Item], Field(fail_fast=True)]
+"""A list, whose first item that does not fit is refused."""
 
 Fields = Mapping[str, Any]
 """Field -> the types that it may have."""
@@ -98,7 +107,7 @@ class PlainFormat(TypedDict):
 
 
 FormatName = Annotated[str, StringConstraints(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-"""What OpenAI takes as the name of a schema."""
+"""What OpenAI takes as the name of a schema, and in Chat Completions as that of a function."""
 
 
 @closed
@@ -111,14 +120,15 @@ class PromptCacheOptions(TypedDict, total=False):
     comparison_response_id: str | None
 
 
-_MOST_PAIRS = 16
-"""Of an object whose fields are checked one by one; OpenAI's `metadata` has no more."""
+def pairs(most: int) -> BeforeValidator:
+    """Refuses an object of any fields that has more than `most` of them."""
 
+    def few(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"it can have at most {most} pairs, not {len(value)}")
+        return value
 
-def _few_pairs(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > _MOST_PAIRS:
-        raise ValueError(f"it can have at most {_MOST_PAIRS} pairs")
-    return value
+    return BeforeValidator(few)
 
 
 class OpenAIBody(BaseModel):
@@ -127,13 +137,13 @@ class OpenAIBody(BaseModel):
     model_config = CLOSED
 
     user: str | None = None
-    metadata: Annotated[dict[str, str], BeforeValidator(_few_pairs)] | None = None
+    metadata: Annotated[dict[str, str], pairs(16)] | None = None
     client_metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     prompt_cache_key: str | None = None
     # Written with a hyphen by the SDKs of 2025.
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
-    prompt_cache_options: Annotated[PromptCacheOptions, BeforeValidator(_few_pairs)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     safety_identifier: str | None = None
 
 
@@ -157,10 +167,11 @@ def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] =
     """
     if not isinstance(data, dict):
         raise RequestError(400, "the body is not a JSON object")
+    present = _present(known_fields(data, model.model_fields, refused), model, "")
     try:
-        return model.model_validate(known_fields(data, model.model_fields, refused))
+        return model.model_validate(present)
     except ValidationError as error:
-        raise _misfit(error, model, data, "") from None
+        raise _misfit(error, model, present, "") from None
 
 
 def checked(
@@ -180,6 +191,7 @@ def checked(
     if isinstance(value, dict):
         require_neutral(value, refused, f"{where}.")
         value = {name: inner for name, inner in value.items() if name not in refused}
+    value = _present(value, kind, where)
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
@@ -187,6 +199,90 @@ def checked(
 
 
 _adapter = functools.cache(TypeAdapter)
+
+
+class _Shape(NamedTuple):
+    """The objects and lists that a type describes.
+
+    Attributes:
+        names: the fields of its objects.
+        inner: those of them that hold objects or lists of objects, with the shape of these.
+        items: of its lists; None where it has none that hold objects.
+        closed: whether its objects have no other fields.
+    """
+
+    names: frozenset[str]
+    inner: Mapping[str, _Shape]
+    items: _Shape | None
+    closed: bool
+
+
+_PLAIN = _Shape(frozenset(), {}, None, False)
+"""Of what is no object of the API: a text, a number, or a value of the agent's own, such as a JSON schema."""
+
+
+@functools.cache
+def _shape(kind: Any) -> _Shape:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _shape(arguments[0])
+    if is_typeddict(kind):
+        return _shape_of(typing.get_type_hints(kind), getattr(kind, "__pydantic_config__", CLOSED))
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return _shape_of({name: field.annotation for name, field in kind.model_fields.items()}, kind.model_config)
+    if origin is list and (items := _shape(arguments[0])) is not _PLAIN:
+        return _Shape(frozenset(), {}, items, False)
+    if origin in (typing.Union, types.UnionType):
+        members = [member for member in map(_shape, arguments) if member is not _PLAIN]
+        return functools.reduce(_either, members, _PLAIN)
+    return _PLAIN
+
+
+def _shape_of(fields: Mapping[str, Any], config: ConfigDict) -> _Shape:
+    """The shape of an object with fields of these types."""
+    shapes = {name: _shape(kind) for name, kind in fields.items()}
+    inner = {name: shape for name, shape in shapes.items() if shape is not _PLAIN}
+    return _Shape(frozenset(fields), inner, None, config.get("extra") == "forbid")
+
+
+def _either(one: _Shape, other: _Shape) -> _Shape:
+    """The shape of a value that has one of two."""
+    if one is _PLAIN:
+        return other
+    shared = {name: _either(one.inner[name], other.inner[name]) for name in one.inner.keys() & other.inner.keys()}
+    return _Shape(
+        one.names | other.names,
+        {**one.inner, **other.inner, **shared},
+        one.items or other.items,
+        one.closed and other.closed,
+    )
+
+
+def _present(value: Any, kind: Any, where: str) -> Any:
+    """A value of a type without the fields that are null, as frameworks write what is not set, in its objects.
+
+    Args:
+        where: names the value in errors; "" for a whole body.
+
+    Raises:
+        RequestError: 400, an object has more fields than the type, of which the first unknown one is named.
+    """
+    return _within(value, _shape(kind), (where,) if where else ())
+
+
+def _within(value: Any, shape: _Shape, path: tuple[str | int, ...]) -> Any:
+    if isinstance(value, list) and shape.items is not None:
+        return [_within(item, shape.items, (*path, i)) for i, item in enumerate(value)]
+    if not isinstance(value, dict) or not shape.names:
+        return value
+    fields = value
+    if None in value.values():
+        fields = {name: inner for name, inner in value.items() if inner is not None}
+    if shape.closed and len(fields) > len(shape.names):
+        name = next(name for name in fields if name not in shape.names)
+        raise _unknown(".".join(map(str, (*path, name))), name, shape.names)
+    inner = {name: _within(fields[name], of, (*path, name)) for name, of in shape.inner.items() if name in fields}
+    return {**fields, **inner} if inner else fields
 
 
 def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> RequestError:
@@ -199,11 +295,14 @@ def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> Reques
     field = ".".join(map(str, [where, *path] if where else path))
     context = first.get("ctx", {})
     match first["type"]:
+        case "greater_than_equal":
+            return OutOfRangeError(field, first["input"], context["ge"], above=False)
+        case "less_than_equal":
+            return OutOfRangeError(field, first["input"], context["le"], above=True)
         case "extra_forbidden":
             name = str(path[-1])
             # Of a union, another member may have it.
-            why = f"unknown field {field!r}; {nearest(name, _field_names(kind, path[:-1]) - {name})}"
-            return RequestError(400, why, code="unknown_parameter", param=field)
+            return _unknown(field, name, _field_names(kind, path[:-1]) - {name})
         case "missing":
             return RequestError(400, f"{field} is missing", code="missing_required_parameter", param=field)
         case "union_tag_invalid" | "union_tag_not_found":
@@ -211,7 +310,13 @@ def _misfit(error: ValidationError, kind: Any, value: Any, where: str) -> Reques
             why = f"{field} is {context['tag']!r}" if "tag" in context else f"{field} is missing"
             known = f"; it is one of {context['expected_tags']}" if "expected_tags" in context else ""
             return RequestError(400, why + known, code="invalid_value", param=field)
-    return RequestError(400, f"{field}: {first['msg']}", code="invalid_value", param=field)
+    code = "invalid_type" if first["type"].endswith("_type") else "invalid_value"
+    return RequestError(400, f"{field}: {first['msg']}", code=code, param=field)
+
+
+def _unknown(field: str, name: str, known: Collection[str]) -> RequestError:
+    """The refusal of a field that an object cannot have. `known`: those that it can."""
+    return RequestError(400, f"unknown field {field!r}; {nearest(name, known)}", code="unknown_parameter", param=field)
 
 
 def _path(steps: Sequence[str | int], value: Any, error: str) -> list[str | int] | None:
@@ -267,8 +372,7 @@ def known_fields(
     require_neutral(data, refused, where)
     for name in data:
         if name not in known and name not in refused:
-            why = f"unknown field {where + name!r}; {nearest(name, known)}"
-            raise RequestError(400, why, code="unknown_parameter", param=where + name)
+            raise _unknown(where + name, name, known)
     return {name: value for name, value in data.items() if name in known and value is not None}
 
 
@@ -282,9 +386,20 @@ def require_neutral(data: Mapping[str, Any], refused: Mapping[str, Unsupported],
         RequestError: 400, one of these fields has a value that is not neutral.
     """
     for name, value in data.items():
-        if value is not None and name in refused and value not in refused[name].neutral:
+        if value is None or name not in refused:
+            continue
+        if _without_nulls(value) not in refused[name].neutral:
             why = f"{where}{name} {refused[name].why}"
             raise RequestError(400, why, code="unsupported_parameter", param=where + name)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the fields that are null, at any depth."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
 
 
 def nucleus(top_p: float | None) -> float:
@@ -376,6 +491,36 @@ def content(value: Any, types: Mapping[str, Fields], where: str, only: str = "te
         return value
     parts = expect(value, list, where, "is neither text nor parts")
     return [typed(part, types, f"{where}.{i}", only) for i, part in enumerate(parts)] or ""
+
+
+def check_tool_names(names: Mapping[str, str], pattern: str) -> None:
+    """Refuse a tool whose name the provider refuses.
+
+    Args:
+        names: the place of each name in the body -> the name. pattern: the provider's.
+
+    Raises:
+        RequestError: 400, naming the field.
+    """
+    for where, name in names.items():
+        if not re.fullmatch(pattern, name):
+            why = f"{where} is {name[:200]!r}, which does not match the pattern '^{pattern}$'"
+            raise RequestError(400, why, code="invalid_value", param=where)
+
+
+def check_at_most(items: Sequence[Any], most: int, where: str) -> None:
+    """Refuse a list of more items than the provider takes.
+
+    Raises:
+        RequestError: 400, naming the field, its length and the bound.
+    """
+    if len(items) > most:
+        raise OutOfRangeError(where, items, most, above=True)
+
+
+def contradiction(first: str, why: str) -> RequestError:
+    """The refusal of a parameter that another one contradicts. `why`: follows its name in the message."""
+    return RequestError(400, f"{first} {why}", code="invalid_parameter_combination", param=first)
 
 
 def tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:

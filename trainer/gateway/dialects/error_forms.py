@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from agl.trainer.gateway.errors import HISTORY, PromptTooLongError, RequestError, SchemaError
+from agl.trainer.gateway.errors import HISTORY, OutOfRangeError, PromptTooLongError, RequestError, SchemaError
 
 
 class Types(NamedTuple):
@@ -29,19 +29,26 @@ class Types(NamedTuple):
 _REFUSED = Types("invalid_request_error", "invalid_request_error", "INVALID_ARGUMENT")
 _FAILED = Types("server_error", "api_error", "INTERNAL")
 TYPES = {
-    401: Types("authentication_error", "authentication_error", "UNAUTHENTICATED"),
-    403: Types("permission_error", "permission_error", "PERMISSION_DENIED"),
+    401: Types("invalid_request_error", "authentication_error", "UNAUTHENTICATED"),
+    403: Types("invalid_request_error", "permission_error", "PERMISSION_DENIED"),
     404: Types("invalid_request_error", "not_found_error", "NOT_FOUND"),
     409: Types("invalid_request_error", "conflict_error", "ABORTED"),
     413: Types("invalid_request_error", "request_too_large", "INVALID_ARGUMENT"),
-    429: Types("rate_limit_error", "rate_limit_error", "RESOURCE_EXHAUSTED"),
+    429: Types("requests", "rate_limit_error", "RESOURCE_EXHAUSTED"),
     499: Types("invalid_request_error", "invalid_request_error", "CANCELLED"),
     501: Types("server_error", "api_error", "UNIMPLEMENTED"),
     503: Types("server_error", "api_error", "UNAVAILABLE"),
     504: Types("server_error", "timeout_error", "DEADLINE_EXCEEDED"),
     529: Types("server_error", "overloaded_error", "UNAVAILABLE"),
 }
-"""HTTP status -> its types; other refusals are invalid requests, and other failures are the server's."""
+"""HTTP status -> its types; other refusals are invalid requests, and other failures are the server's.
+
+Of OpenAI's, a refused key is an invalid request whose `code` says so, and the type of a 429 is what there are too many
+of.
+"""
+
+_OPENAI_CODES = {"too_many_requests": "rate_limit_exceeded"}
+"""Our codes of errors -> OpenAI's, where it has another."""
 
 
 def types(status: int) -> Types:
@@ -62,9 +69,29 @@ def openai_error(error: RequestError, request_id: str | None = None, *, history:
         # In both of its APIs OpenAI calls the schema of an answer that of `response_format`.
         owner = "response_format" if error.tool is None else f"function {error.tool!r}"
         message = f"Invalid schema for {owner}: {message}"
+    code = _OPENAI_CODES.get(error.code or "", error.code)
+    if isinstance(error, OutOfRangeError):
+        message, code = _openai_range(error)
     kind = types(error.status).openai
     param = history if error.param == HISTORY else error.param
-    return {"error": {"message": message, "type": kind, "param": param, "code": error.code}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _openai_range(error: OutOfRangeError) -> tuple[str, str]:
+    """The message and the code of a value beyond a bound."""
+    if error.kind == "array":
+        message = (
+            f"Invalid '{error.field}': array too long. Expected an array with maximum length {error.bound}, "
+            f"but got an array with length {error.actual} instead."
+        )
+        return message, "array_above_max_length"
+    side = "above maximum" if error.above else "below minimum"
+    relation = "<=" if error.above else ">="
+    message = (
+        f"Invalid '{error.field}': {error.kind} {side} value. Expected a value {relation} {error.bound}, "
+        f"but got {error.actual!s:.40} instead."
+    )
+    return message, f"{error.kind}_{'above_max' if error.above else 'below_min'}_value"
 
 
 def responses_error(error: RequestError, request_id: str | None = None) -> dict[str, Any]:
@@ -84,6 +111,9 @@ def anthropic_error(error: RequestError, request_id: str | None = None) -> dict[
     message = _overflow(
         error, "prompt is too long: {tokens} tokens > {limit} maximum", "prompt is too long: no room is left"
     )
+    if isinstance(error, OutOfRangeError) and error.kind != "array":
+        relation = "less" if error.above else "greater"
+        message = f"{error.field}: Input should be {relation} than or equal to {error.bound}, not {error.actual!s:.40}"
     body: dict[str, Any] = {"type": types(error.status).anthropic, "message": message}
     if error.param == "thread":
         # By this the SDK's tool runner knows to go on without, and sends whole histories.

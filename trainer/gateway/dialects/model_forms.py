@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from starlette.datastructures import QueryParams
+
 from agl.messages.google import camel
 from agl.trainer.gateway.errors import RequestError
 from agl.trainer.http.numbers import number_of
@@ -25,14 +27,14 @@ class ModelForms(NamedTuple):
     """
 
     one: Callable[[str, int], Model]
-    page: Callable[[Sequence[Model], Mapping[str, str]], Mapping[str, Any]]
+    page: Callable[[Sequence[Model], QueryParams], Mapping[str, Any]]
 
 
 def _openai(name: str, context: int) -> Model:
     return {"id": name, "object": "model", "created": 0, "owned_by": "agl"}
 
 
-def _openai_page(models: Sequence[Model], query: Mapping[str, str]) -> Mapping[str, Any]:
+def _openai_page(models: Sequence[Model], query: QueryParams) -> Mapping[str, Any]:
     return {"object": "list", "data": models}
 
 
@@ -49,7 +51,17 @@ def _anthropic(name: str, context: int) -> Model:
     }
 
 
-def _anthropic_page(models: Sequence[Model], query: Mapping[str, str]) -> Mapping[str, Any]:
+_STAGES = ("active", "deprecated", "retired")
+"""Of a model's life, as Anthropic has them. A policy that is served is active."""
+
+
+def _anthropic_page(models: Sequence[Model], query: QueryParams) -> Mapping[str, Any]:
+    # The SDK of Python writes a list with brackets.
+    wanted = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]
+    for stage in wanted:
+        if stage not in _STAGES:
+            raise _no_page("lifecycle", f"is {stage!r}; it is one of {', '.join(map(repr, _STAGES))}")
+    models = [model for model in models if not wanted or model["lifecycle"] in wanted]
     ids = [model["id"] for model in models]
     limit = number_of(query.get("limit", "20"))
     if limit is None or not 1 <= limit <= 1000:
@@ -85,9 +97,11 @@ def _google(name: str, context: int) -> Model:
     }
 
 
-def _google_page(models: Sequence[Model], query: Mapping[str, str]) -> Mapping[str, Any]:
+def _google_page(models: Sequence[Model], query: QueryParams) -> Mapping[str, Any]:
     # Either of protobuf's names; its zero and its empty text ask for nothing.
     wanted = {name: value for name, value in camel(query).items() if value not in ("", "0")}
+    if "filter" in wanted:
+        raise _no_page("filter", f"is {wanted['filter']!r}, which is not supported; list all models")
     size = number_of(wanted.get("pageSize", "50"))
     if size is None:
         raise _no_page("pageSize", f"is {wanted['pageSize']!r}, no number of models")

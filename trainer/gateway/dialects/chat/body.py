@@ -19,10 +19,14 @@ from agl.trainer.gateway.dialects.common import (
     Integer,
     OpenAIBody,
     PlainFormat,
+    Several,
     ToolChoice,
     Unsupported,
+    check_at_most,
+    check_tool_names,
     checked,
     closed,
+    contradiction,
     fields,
     json_schema,
     listed,
@@ -41,6 +45,7 @@ from agl.trainer.gateway.errors import RequestError
 class StreamOptions(TypedDict, total=False):
     include_usage: bool | None
     include_obfuscation: bool | None
+    continuous_usage_stats: bool | None
 
 
 @closed
@@ -75,7 +80,7 @@ class PredictedText(TypedDict, total=False):
 @closed
 class Prediction(TypedDict):
     type: Literal["content"]
-    content: str | list[PredictedText]
+    content: str | Several[PredictedText]
 
 
 @closed
@@ -117,7 +122,7 @@ class ChosenTool(TypedDict):
 @closed
 class AllowedTools(TypedDict):
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: Several[NamedTool]
 
 
 @closed
@@ -134,8 +139,8 @@ class ChatBody(OpenAIBody):
     """The fields of a request. Those under "no effect" are accepted and do not concern sampling."""
 
     model: str = ""
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    messages: Several[dict[str, Any]] = Field(min_length=1)
+    tools: Several[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_tokens: Integer | None = Field(default=None, ge=1)
     max_completion_tokens: Integer | None = Field(default=None, ge=1)
@@ -143,8 +148,8 @@ class ChatBody(OpenAIBody):
     top_p: float | None = Field(default=None, ge=0, le=1)
     top_k: Integer | None = Field(default=None, ge=-1)
     n: Integer | None = Field(default=None, ge=1, le=128)
-    stop: str | list[str] | None = None
-    seed: Integer | None = None
+    stop: str | Several[str] | None = None
+    seed: Integer | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
@@ -169,6 +174,16 @@ UNSUPPORTED = {
     "function_call": Unsupported("is the old form of tool_choice; send tool_choice", ("", "none", "auto")),
 }
 """The other documented fields."""
+
+UNSUPPORTED_OF_STREAM = {
+    "continuous_usage_stats": Unsupported(
+        "is vLLM's own; ask for include_usage: the last chunk has the counts of tokens"
+    ),
+}
+"""Fields of `stream_options` that other servers have."""
+
+MOST_STOPS = 4
+"""Texts of `stop`."""
 
 ChatCompletionsRequest = DialectRequest[ChatBody]
 
@@ -200,7 +215,19 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
     Raises:
         RequestError: 400, naming the field at fault.
     """
+    request = read_fields(data, access)
+    _check_as_openai(request.body)
+    return request
+
+
+def read_fields(data: Any, access: Access) -> ChatCompletionsRequest:
+    """As `read`, with as many stop texts and with such names of tools as another provider takes.
+
+    Raises:
+        RequestError: 400, naming the field at fault.
+    """
     body = validated(ChatBody, data, UNSUPPORTED)
+    require_neutral(body.stream_options or {}, UNSUPPORTED_OF_STREAM, "stream_options.")
     for i, message in enumerate(body.messages):
         _check_message(message, f"messages.{i}")
     tools, force = _tools(body)
@@ -226,6 +253,22 @@ def read(data: Any, access: Access) -> ChatCompletionsRequest:
     return DialectRequest(body, chat, bool(body.stream))
 
 
+def _check_as_openai(body: ChatBody) -> None:
+    """Refuse what OpenAI refuses, whatever the model: too many stop texts, names, parameters that contradict others.
+
+    Two tools of one name are taken, as they are there.
+    """
+    check_at_most(body.stop if isinstance(body.stop, list) else (), MOST_STOPS, "stop")
+    names = {f"tools.{i}.function.name": tool["function"]["name"] for i, tool in enumerate(body.tools or ())}
+    check_tool_names(names, "[a-zA-Z0-9_-]{1,64}")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise contradiction("max_tokens", "and max_completion_tokens are both set; send one of them")
+    if body.stream_options is not None and not body.stream:
+        raise contradiction("stream_options", "is only allowed when stream is true; leave it out")
+    if body.parallel_tool_calls is not None and not body.tools:
+        raise contradiction("parallel_tool_calls", "is only allowed when there are tools; leave it out")
+
+
 def _check_message(message: Mapping[str, Any], where: str) -> None:
     known = fields(message, _MESSAGE, where)
     require_neutral(message, UNSUPPORTED_OF_MESSAGE, f"{where}.")
@@ -243,10 +286,10 @@ def _check_message(message: Mapping[str, Any], where: str) -> None:
 
 
 def _tools(body: ChatBody) -> ToolChoice:
-    tools = body.tools or []
-    for i, tool in enumerate(tools):
+    tools = []
+    for i, tool in enumerate(body.tools or ()):
         only_functions(tool.get("type"), f"tools.{i}")
-        checked(FunctionTool, tool, f"tools.{i}")
+        tools.append(checked(FunctionTool, tool, f"tools.{i}"))
     choice = body.tool_choice
     if isinstance(choice, dict):
         return tool_choice_object(tools, choice, TOOL_CHOICE)

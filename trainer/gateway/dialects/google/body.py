@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Required
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from agl import messages
@@ -15,15 +16,19 @@ from agl.errors import UnreadableMessageError
 from agl.messages import google
 from agl.trainer.gateway.access import Access
 from agl.trainer.gateway.dialects.base import DialectRequest
-from agl.trainer.gateway.dialects.chat.body import read as read_chat
+from agl.trainer.gateway.dialects.chat.body import read_fields as read_chat
 from agl.trainer.gateway.dialects.common import (
     OTHER_DISTRIBUTION,
     Integer,
+    Several,
     Unsupported,
+    check_at_most,
+    check_tool_names,
     checked,
     closed,
     expect,
     known_fields,
+    pairs,
     tool_names,
 )
 from agl.trainer.gateway.errors import RequestError
@@ -44,7 +49,7 @@ class Body(TypedDict, total=False):
     # No effect.
     model: str
     safetySettings: Any
-    labels: dict[str, str]
+    labels: Annotated[dict[str, str], pairs(64)]
     serviceTier: str
     store: bool
 
@@ -64,11 +69,11 @@ class GenerationConfig(TypedDict, total=False):
 
     temperature: float
     topP: float
-    topK: float
+    topK: Annotated[float, Field(ge=0)]
     maxOutputTokens: Integer
     seed: Integer
     candidateCount: Integer
-    stopSequences: list[str] | str
+    stopSequences: Several[str] | str
     responseMimeType: str
     responseSchema: Any
     responseJsonSchema: Any
@@ -94,14 +99,14 @@ class ToolConfig(TypedDict, total=False):
 @closed
 class FunctionCallingConfig(TypedDict, total=False):
     mode: Annotated[Literal["MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED"], Upper]
-    allowedFunctionNames: list[str]
+    allowedFunctionNames: Several[str]
 
 
 @closed
 class RetrievalConfig(TypedDict, total=False):
     """It has no effect where nothing is retrieved."""
 
-    latLng: dict[str, float]
+    latLng: Annotated[dict[str, float], pairs(2)]
     languageCode: str
 
 
@@ -171,6 +176,9 @@ class CountedRequest(TypedDict, total=False):
     contents: Any
     model: str
 
+
+MOST_STOPS = 5
+"""Texts of `stopSequences`."""
 
 ZERO_IS_UNSET = {"maxOutputTokens", "candidateCount"}
 """Options of which 0 asks for nothing."""
@@ -251,7 +259,9 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     config = _object(GenerationConfig, body.get("generationConfig") or {}, "generationConfig", UNSUPPORTED_OF_CONFIG)
     # Protobuf's zero is a number that is not set, and a tool in which nothing is set is none.
     config = {name: value for name, value in config.items() if name not in ZERO_IS_UNSET or value != 0}
+    check_at_most(google.listed(config.get("stopSequences")), MOST_STOPS, "generationConfig.stopSequences")
     thinking = _object(ThinkingConfig, config.get("thinkingConfig") or {}, "generationConfig.thinkingConfig")
+    _only_one(thinking, "thinkingBudget", "thinkingLevel", "generationConfig.thinkingConfig.")
     turns = google.listed(body.get("contents"))
     contents = [_content(turn, f"contents.{i}", Part) for i, turn in enumerate(turns)]
     if not contents:
@@ -267,6 +277,7 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     calling = choice.get("functionCallingConfig") or {}
     calling = _object(FunctionCallingConfig, calling, _CALLING, UNSUPPORTED_OF_CALLING)
     declared = [_tool(tool, f"tools.{i}") for i, tool in enumerate(google.listed(body.get("tools")))]
+    _check_functions(declared)
     asked = {
         "contents": _turns(contents), "systemInstruction": system, "generationConfig": config,
         "tools": [tool for tool in declared if tool],
@@ -337,7 +348,17 @@ def _tool(value: Any, where: str) -> dict[str, Any]:
         at = f"{where}.functionDeclarations.{k}"
         functions.append(_object(FunctionDeclaration, function, at, UNSUPPORTED_OF_FUNCTION))
         _only_one(functions[-1], "parameters", "parametersJsonSchema", f"{at}.")
+        _only_one(functions[-1], "response", "responseJsonSchema", f"{at}.")
+        check_tool_names({f"{at}.name": functions[-1]["name"]}, "[a-zA-Z_][a-zA-Z0-9_.:-]{0,127}")
     return {"functionDeclarations": functions} if functions else {}
+
+
+def _check_functions(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse two functions of one name."""
+    names = Counter(function["name"] for tool in tools for function in tool.get("functionDeclarations", ()))
+    for name, count in names.items():
+        if count > 1:
+            raise _refused("tools", f"has {count} function declarations called {name!r}; names are unique")
 
 
 def _turns(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

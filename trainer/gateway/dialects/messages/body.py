@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Required
 
@@ -19,11 +20,14 @@ from agl.trainer.gateway.dialects.common import (
     CODE_CALLS,
     SEARCHED,
     Integer,
+    Several,
     ToolChoice,
     Unsupported,
     any_tool,
+    check_tool_names,
     checked,
     closed,
+    contradiction,
     expect,
     json_schema,
     nucleus,
@@ -48,8 +52,8 @@ class SchemaFormat(TypedDict):
 @closed
 class TaskBudget(TypedDict, total=False):
     type: Required[Literal["tokens"]]
-    total: Required[Integer]
-    remaining: Integer | None
+    total: Required[Annotated[Integer, Field(ge=1)]]
+    remaining: Annotated[Integer, Field(ge=0)] | None
 
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
@@ -81,7 +85,7 @@ class ThinkingDisplay(TypedDict, total=False):
 @closed
 class EnabledThinking(ThinkingDisplay, total=False):
     type: Required[Literal["enabled"]]
-    budget_tokens: Required[Integer]
+    budget_tokens: Required[Annotated[Integer, Field(ge=1024)]]
 
 
 @closed
@@ -142,12 +146,12 @@ class MessagesBody(BaseModel):
     model_config = CLOSED
 
     model: str = ""
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    max_tokens: Integer = Field(ge=1)
+    messages: Several[dict[str, Any]] = Field(min_length=1)
+    max_tokens: Integer = Field(ge=0)
     system: str | list[Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     tool_choice: Annotated[SeveralCalls | ChosenTool | NoTool, Discriminator("type")] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Several[str] | None = None
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: Integer | None = Field(None, ge=0)
@@ -181,10 +185,14 @@ class MessagesBody(BaseModel):
 
 MessagesRequest = DialectRequest[MessagesBody]
 
+_KEPT_THOUGHTS = {"type": "clear_thinking_20251015"}
 _ON_SERVERS = Unsupported("runs on Anthropic's servers, which a policy in training does not have; leave it out")
 UNSUPPORTED = {
     **dict.fromkeys(("container", "mcp_servers", "compaction", "thread", "fallbacks"), _ON_SERVERS),
-    "context_management": _ON_SERVERS._replace(neutral=({}, {"edits": []})),
+    "context_management": Unsupported(
+        "would hide what was said from the policy, which is not supported; leave it out, or keep all",
+        ({}, {"edits": []}, *({"edits": [{**_KEPT_THOUGHTS, "keep": keep}]} for keep in ("all", {"type": "all"}))),
+    ),
 }
 """The other documented fields: what would change what the policy reads, or what answers."""
 
@@ -203,6 +211,8 @@ _RECORDED = {*MessagesBody.model_fields} - {
     "user_profile_id", "workspace_id", "billing_policy", "fallback_credit_token",
 }  # fmt: skip
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
+
+_LEAST_NUCLEUS_OF_THINKING = 0.95
 
 
 class Cached(TypedDict, total=False):
@@ -259,7 +269,7 @@ class Tool(Cached, total=False):
     input_schema: Required[dict[str, Any]]
     strict: bool | None
     eager_input_streaming: bool | None
-    input_examples: list[dict[str, Any]] | None
+    input_examples: Several[dict[str, Any]] | None
 
 
 @closed
@@ -314,8 +324,10 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         RequestError: 400, naming the field at fault.
     """
     if counting and isinstance(data, dict):
-        data = {"max_tokens": 1, **data}
+        data = {**data, "max_tokens": 1 if data.get("max_tokens") is None else data["max_tokens"]}
     body = validated(MessagesBody, data, UNSUPPORTED)
+    if not counting:
+        _check_as_anthropic(body)
     if "" in (body.stop_sequences or ()):
         raise _invalid("stop_sequences", "an empty text ends every answer")
     system = messages.read.system(_content(body.system or "", _TEXT, "system", "text"))
@@ -347,6 +359,31 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
         schema_field="output_config.format" if (body.output_config or {}).get("format") else "output_format",
     )
     return DialectRequest(body, chat, bool(body.stream))
+
+
+def _check_as_anthropic(body: MessagesBody) -> None:
+    """Refuse what Anthropic refuses, whatever the model: parameters that contradict others."""
+    if body.max_tokens == 0:
+        why = "would fill the provider's cache and sample nothing, and a policy in training has no such cache"
+        raise _invalid("max_tokens", f"0 {why}; leave this request out, or ask for 1 token or more")
+    if body.output_format is not None and (body.output_config or {}).get("format") is not None:
+        raise contradiction("output_format", "is the old name of output_config.format; send one of them")
+    thinking = body.thinking
+    if thinking is None or thinking["type"] != "enabled":
+        return
+    # Between calls it thinks anew, so that with tools its budget can be larger than an answer.
+    if thinking["budget_tokens"] >= body.max_tokens and not body.tools:
+        why = f"is {thinking['budget_tokens']}; it must be less than max_tokens, which is {body.max_tokens}"
+        raise contradiction("thinking.budget_tokens", why)
+    if body.temperature not in (None, 1):
+        raise contradiction("temperature", f"is {body.temperature}; it can only be 1 when thinking is enabled")
+    if body.top_k:
+        raise contradiction("top_k", "must not be set when thinking is enabled")
+    if body.top_p is not None and body.top_p < _LEAST_NUCLEUS_OF_THINKING:
+        why = f"is {body.top_p}; it is at least {_LEAST_NUCLEUS_OF_THINKING} when thinking is enabled"
+        raise contradiction("top_p", why)
+    if (body.tool_choice or {}).get("type") in ("any", "tool"):
+        raise contradiction("tool_choice", "cannot force a call when thinking is enabled; let the model choose (auto)")
 
 
 def _grammar(body: MessagesBody) -> str:
@@ -387,7 +424,12 @@ def _block(value: Any, kinds: Mapping[str, Any], where: str, only: str) -> dict[
 
 
 def _tools(body: MessagesBody) -> ToolChoice:
-    tools = messages.read.tools([_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())])
+    offered = [_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or ())]
+    check_tool_names({f"tools.{i}.name": tool["name"] for i, tool in enumerate(offered)}, "[a-zA-Z0-9_-]{1,128}")
+    tools = messages.read.tools(offered)
+    for name, count in Counter(tool_names(tools)).items():
+        if count > 1:
+            raise _invalid("tools", f"Tool names must be unique, and {count} are called {name!r}")
     match body.tool_choice:
         case {"type": "none"}:
             return None, None

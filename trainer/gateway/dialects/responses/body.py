@@ -22,8 +22,10 @@ from agl.trainer.gateway.dialects.common import (
     Integer,
     OpenAIBody,
     PlainFormat,
+    Several,
     ToolChoice,
     Unsupported,
+    check_tool_names,
     checked,
     closed,
     expect,
@@ -108,7 +110,7 @@ class ChosenTool(TypedDict):
 class AllowedTools(TypedDict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[NamedTool]
+    tools: Several[NamedTool]
 
 
 TOOL_CHOICE = Annotated[ChosenTool | AllowedTools, Discriminator("type")]
@@ -134,20 +136,20 @@ class ResponsesBody(OpenAIBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Several[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     max_output_tokens: Integer | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     stream: bool | None = None
-    include: list[Includable] | None = None
+    include: Several[Includable] | None = None
     top_logprobs: Integer | None = Field(None, ge=0, le=20)
     text: Text | None = None
     # No effect. Nothing is ever truncated: a prompt that is too long is refused.
     truncation: Literal["auto", "disabled"] | None = None
     reasoning: Reasoning | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Integer | None = None
+    max_tool_calls: Integer | None = Field(None, ge=1)
     stream_options: StreamOptions | None = None
     image: ImageOptions | None = None
 
@@ -266,6 +268,8 @@ def _tools(body: ResponsesBody) -> ToolChoice:
         where = f"tools.{i}"
         only_functions(tool.get("type"), where)
         offered.append(checked(FunctionTool, tool, where, UNSUPPORTED_OF_TOOL))
+    # Two tools of one name are taken, as by OpenAI.
+    check_tool_names({f"tools.{i}.name": tool["name"] for i, tool in enumerate(offered)}, "[a-zA-Z0-9_-]{1,128}")
     tools = messages.read.tools(offered)
     choice = body.tool_choice
     if isinstance(choice, dict):
