@@ -2998,6 +2998,20 @@ MUTATIONS = (
         bodies("of_many_wrong_values_few_are_written_out"),
     ),
     Mutation(
+        "every field that a lease does not have is written out",
+        "trainer/wire/methods.py",
+        "    return Annotated[kind, BeforeValidator(lambda value: _few_fields(value, kind.model_fields))]",
+        "    return kind",
+        bodies("of_many_wrong_values_few_are_written_out"),
+    ),
+    Mutation(
+        "operations of a batch are read on the loop",
+        "trainer/store/http/server.py",
+        "            operations = await body.json(loads, _operations)",
+        "            operations = _operations(await body.json(loads))",
+        bodies("operations_of_a_batch_are_read_off_the_loop"),
+    ),
+    Mutation(
         "a file beside the tests' own reward is paid",
         "guests/environments/agl_environments/harbor_tasks.py",
         "    return min(scores, default=None), said(report)",
