@@ -55,6 +55,11 @@ def api(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/api/test_api_{file}.py::{name}" for name in names)
 
 
+def store_file(name: str) -> tuple[str, ...]:
+    """The id of a test of stores that strangers wrote."""
+    return (f"tests/integration/test_attacks_store_file.py::test_{name}",)
+
+
 def bodies(name: str) -> tuple[str, ...]:
     """The id of a test of bodies and calls that are attacks."""
     return (f"tests/integration/test_attacks_bodies.py::test_{name}",)
@@ -2996,6 +3001,41 @@ MUTATIONS = (
         "    if isinstance(value, Mapping) and len(value) > len(known) + _MOST_ERRORS:",
         "    if False:",
         bodies("of_many_wrong_values_few_are_written_out"),
+    ),
+    Mutation(
+        "a reward's span without a number ends in a KeyError",
+        "core/mdp/types.py",
+        "        except (KeyError, TypeError, ValueError, OverflowError) as error:",
+        "        except ZeroDivisionError as error:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "messages of a store may be anything",
+        "trainer/store/sql/codec.py",
+        "    if value is not None and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):",
+        "    if False:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "tool calls of a store may be anything",
+        "trainer/store/sql/codec.py",
+        '        if not (is_object and isinstance(function.get("name"), str) and "arguments" in function):',
+        "        if False:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "events of a store may be anything",
+        "trainer/store/sql/codec.py",
+        "        if not (is_timed and isinstance(event.name, str) and isinstance(event.attributes, dict)):",
+        "        if False:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "an answer is sent before it is recorded",
+        "trainer/gateway/application.py",
+        "            await self._recorded(conversation)",
+        "            pass",
+        ("tests/integration/test_killed.py::test_an_application_has_no_answer_that_a_killed_server_did_not_record",),
     ),
     Mutation(
         "every field that a lease does not have is written out",

@@ -237,7 +237,8 @@ def _said(message: Mapping[str, Any]) -> Text:
     text = content if isinstance(content, str) else "" if content is None else str(content)
     if calls := ", ".join(c["function"]["name"] for c in message.get("tool_calls") or ()):
         text += f" [{calls}]"
-    return Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(text))
+    role = str(message.get("role", "?"))
+    return Text.assemble((f"{printable(role):<10}", "dim"), printable(text))
 
 
 def _provider_call(call: ProviderCall) -> Panel:
