@@ -134,6 +134,7 @@ def count(path: Path, status: str) -> int:
     "seconds",
     [
         pytest.param((HOUR, -HOUR), id="to and fro"),
+        pytest.param(tuple(range(0, 24 * HOUR, 3 * HOUR)), id="a day in three seconds, again and again"),
         pytest.param((51 * HOUR,), id="51 hours ahead", marks=pytest.mark.night),
         pytest.param((-48 * HOUR,), id="48 hours back"),
     ],
