@@ -3031,6 +3031,20 @@ MUTATIONS = (
         store_file("what_agl_never_writes_is_refused_with_its_name"),
     ),
     Mutation(
+        "an image is printed in base64",
+        "core/texts.py",
+        "    text = _ENCODED.sub(beginning, text)",
+        "    text = text",
+        unit("shown_texts"),
+    ),
+    Mutation(
+        "a text is printed whatever its length",
+        "core/texts.py",
+        "    return text if len(text) <= _LONGEST else",
+        "    return text if True else",
+        unit("shown_texts"),
+    ),
+    Mutation(
         "an answer is sent before it is recorded",
         "trainer/gateway/application.py",
         "            await self._recorded(conversation)",
