@@ -129,7 +129,7 @@ def steps_saved(directory: Path) -> int:
 
 
 @pytest.mark.parametrize("runners", ["local", pytest.param("process", marks=pytest.mark.night)])
-@pytest.mark.parametrize("policy", [0, 1], ids=POLICIES)
+@pytest.mark.parametrize("policy", [pytest.param(0, marks=pytest.mark.night), 1], ids=POLICIES)
 def test_a_run_of_which_one_policy_is_killed_ends_and_goes_on(
     at: Programs, untrained_model: Path, tmp_path: Path, policy: int, runners: str
 ) -> None:
