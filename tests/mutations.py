@@ -55,6 +55,11 @@ def api(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"tests/api/test_api_{file}.py::{name}" for name in names)
 
 
+def store_file(name: str) -> tuple[str, ...]:
+    """The id of a test of stores that strangers wrote."""
+    return (f"tests/integration/test_attacks_store_file.py::test_{name}",)
+
+
 def bodies(name: str) -> tuple[str, ...]:
     """The id of a test of bodies and calls that are attacks."""
     return (f"tests/integration/test_attacks_bodies.py::test_{name}",)
@@ -3385,6 +3390,69 @@ MUTATIONS = (
         "    if isinstance(value, Mapping) and len(value) > len(known) + _MOST_ERRORS:",
         "    if False:",
         bodies("of_many_wrong_values_few_are_written_out"),
+    ),
+    Mutation(
+        "a reward's span without a number ends in a KeyError",
+        "core/mdp/types.py",
+        "        except (KeyError, TypeError, ValueError, OverflowError) as error:",
+        "        except ZeroDivisionError as error:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "messages of a store may be anything",
+        "trainer/store/sql/codec.py",
+        "    if value is not None and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):",
+        "    if False:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "tool calls of a store may be anything",
+        "trainer/store/sql/codec.py",
+        '        if not (is_object and isinstance(function.get("name"), str) and "arguments" in function):',
+        "        if False:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "events of a store may be anything",
+        "trainer/store/sql/codec.py",
+        "        if not (is_timed and isinstance(event.name, str) and isinstance(event.attributes, dict)):",
+        "        if False:",
+        store_file("what_agl_never_writes_is_refused_with_its_name"),
+    ),
+    Mutation(
+        "an image is printed in base64",
+        "core/texts.py",
+        "    text = _ENCODED.sub(beginning, text)",
+        "    text = text",
+        unit("shown_texts"),
+    ),
+    Mutation(
+        "a text is printed whatever its length",
+        "core/texts.py",
+        "    return text if len(text) <= _LONGEST else",
+        "    return text if True else",
+        unit("shown_texts"),
+    ),
+    Mutation(
+        "an answer is sent before it is recorded",
+        "trainer/gateway/application.py",
+        "            await self._recorded(conversation)",
+        "            pass",
+        ("tests/integration/test_killed.py::test_an_application_has_no_answer_that_a_killed_server_did_not_record",),
+    ),
+    Mutation(
+        "every field that a lease does not have is written out",
+        "trainer/wire/methods.py",
+        "    return Annotated[kind, BeforeValidator(lambda value: _few_fields(value, kind.model_fields))]",
+        "    return kind",
+        bodies("of_many_wrong_values_few_are_written_out"),
+    ),
+    Mutation(
+        "operations of a batch are read on the loop",
+        "trainer/store/http/server.py",
+        "            operations = await body.json(loads, _operations)",
+        "            operations = _operations(await body.json(loads))",
+        bodies("operations_of_a_batch_are_read_off_the_loop"),
     ),
     Mutation(
         "a file beside the tests' own reward is paid",

@@ -86,16 +86,25 @@ class Reward:
         """The reward that a span with these attributes and this parent reports; None if it is not a reward's span.
 
         Raises:
-            KeyError, TypeError, ValueError: it has no name, or its value is not a number.
-            RewardError: its name is too long.
+            RewardError: it has no name, its value is not a number, or its name is too long.
         """
         if attributes.get(semconv.OPERATION_NAME) != semconv.REWARD:
             return None
         agent, explanation = attributes.get(semconv.REWARD_AGENT), attributes.get(semconv.EVALUATION_EXPLANATION)
         withdrawn = attributes.get(semconv.REWARD_SOURCE) == semconv.LABEL and semconv.REWARD_VALUE not in attributes
+        try:
+            name = str(attributes[semconv.REWARD_NAME])
+            value = math.nan if withdrawn else float(attributes[semconv.REWARD_VALUE])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            # agl writes none: another program did, or somebody changed the store.
+            raise RewardError(
+                "a span says that it is a reward, and has no name, or no number as its value",
+                hint="agl.emit_reward writes spans of rewards",
+                attribute=semconv.REWARD_NAME if semconv.REWARD_NAME not in attributes else semconv.REWARD_VALUE,
+            ) from error
         return cls(
-            str(attributes[semconv.REWARD_NAME]),
-            math.nan if withdrawn else float(attributes[semconv.REWARD_VALUE]),
+            name,
+            value,
             str(attributes.get(semconv.REWARD_SOURCE, "emit")),
             parent_id,
             bool(attributes.get(semconv.REWARD_PRIMARY, True)),

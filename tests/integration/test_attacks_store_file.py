@@ -5,14 +5,20 @@ Every command that reads a store shows what it can, or says what is wrong with t
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from changed_json import changed
 from programs.small_run import train
 from typer.testing import CliRunner
 
+from agl import semconv
 from agl.errors import AglError
 from agl.trainer.cli.app import app
 from agl.trainer.store.sql import schema
@@ -98,6 +104,79 @@ def test_every_command_reads_it_or_says_what_is_wrong(trained: Path, here: Path,
             left.unlink()
     assert tried > 60
     assert not failures, "\n".join(failures)
+
+
+PLANTED: list[Any] = [
+    None, True, -1, 2**70, float("nan"), "", "x", "\ud800", "\0", [], {}, ["text"], [["x"]], [None], [{"text": 1}],
+    {"type": ["text"]}, {"role": ["x"], "content": {"a": 1}}, "9" * 5000, "[" * 3000,
+    {"type": "image_url", "image_url": {"url": "data:image/svg+xml,<svg onload=alert(1)>"}},
+]  # fmt: skip
+JSON_COLUMNS = ("calls.request", "calls.answer", "spans.attributes", "spans.events", "rollouts.metadata", "runs.config")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.night) for seed in range(1, 10))])
+def test_json_of_another_shape_is_shown_or_refused(trained: Path, here: Path, seed: int) -> None:
+    """A reward without a value, a message that is a list, an event without attributes: traces of a stranger's."""
+    dice = random.Random(seed)
+    failures = []
+    for column in JSON_COLUMNS * 2:
+        table, _, name = column.partition(".")
+        file = here / "run.db"
+        shutil.copy(trained, file)
+        with closing(sqlite3.connect(file)) as connection:
+            rows = connection.execute(f"SELECT rowid, {name} FROM {table}").fetchall()
+            for row, text in rows:
+                other = json.dumps(changed(json.loads(text), dice, PLANTED))
+                connection.execute(f"UPDATE {table} SET {name} = ? WHERE rowid = ?", (other, row))
+            [rollout] = connection.execute("SELECT rollout_id FROM rollouts LIMIT 1").fetchone()
+            connection.commit()
+        rewards = ["export", "rewards", "--store", "run.db", "--out", "rewards"]
+        for words in (*commands(rollout), rewards):
+            for left in ("rollouts", "rewards"):
+                shutil.rmtree(here / left, ignore_errors=True)
+            (here / "sft.jsonl").unlink(missing_ok=True)
+            error = CliRunner().invoke(app, words).exception
+            if error is not None and not isinstance(error, AglError | SystemExit):
+                failures.append(f"{column}: agl {' '.join(words)}: {error!r}")
+        for left in here.glob("run.db*"):
+            left.unlink()
+    assert not failures, "\n".join(failures)
+
+
+SHAPES = {
+    "messages that are texts": ("calls.request", {"messages": ["hi"]}),
+    "tools that are no list": ("calls.request", {"messages": [], "tools": {"name": "t"}}),
+    "a tool call that is a text": ("calls.answer", {"tool_calls": ["t"]}),
+    "a tool call without a function": ("calls.answer", {"tool_calls": [{"id": "c"}]}),
+    "an event that is no event": ("spans.events", [{"name": "e", "time": 1.0, "attributes": ["x"]}]),
+    "a reward without a value": (
+        "spans.attributes", {semconv.OPERATION_NAME: semconv.REWARD, semconv.REWARD_NAME: "r"},
+    ),
+    "a reward that is a list": (
+        "spans.attributes",
+        {semconv.OPERATION_NAME: semconv.REWARD, semconv.REWARD_NAME: "r", semconv.REWARD_VALUE: [1]},
+    ),
+    "a reward beyond all numbers": (
+        "spans.attributes",
+        {semconv.OPERATION_NAME: semconv.REWARD, semconv.REWARD_NAME: "r", semconv.REWARD_VALUE: 10**400},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_agl_never_writes_is_refused_with_its_name(trained: Path, here: Path, shape: str) -> None:
+    column, value = SHAPES[shape]
+    table, _, name = column.partition(".")
+    shutil.copy(trained, here / "run.db")
+    with closing(sqlite3.connect(here / "run.db")) as connection:
+        connection.execute(f"UPDATE {table} SET {name} = ?", (json.dumps(value),))
+        connection.commit()
+    error = CliRunner().invoke(app, ["export", "rewards", "--store", "run.db", "--out", "rewards"]).exception
+    assert isinstance(error, AglError), repr(error)
+    said = "is a reward, and has no name, or no number" if "reward" in shape else "what agl did not write"
+    assert said in str(error)
 
 
 REPLAYED = ("rollouts", "attempts", "calls", "blobs", "spans")

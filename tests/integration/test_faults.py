@@ -134,6 +134,7 @@ def count(path: Path, status: str) -> int:
     "seconds",
     [
         pytest.param((HOUR, -HOUR), id="to and fro"),
+        pytest.param(tuple(range(0, 24 * HOUR, 3 * HOUR)), id="a day in three seconds, again and again"),
         pytest.param((51 * HOUR,), id="51 hours ahead", marks=pytest.mark.night),
         pytest.param((-48 * HOUR,), id="48 hours back"),
     ],
@@ -331,10 +332,17 @@ def test_a_killed_evaluation_of_two_policies_is_resumed(
         assert connection.execute("SELECT status FROM runs").fetchall() == [("succeeded",)] * 2
 
 
-def test_a_killed_evaluation_is_resumed(at: Programs, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [(), ("--samples", 2, "--n-workers", 2, "--max-attempts", 1, "--seed", 7, "--success", 50)],
+    ids=["as it is", "other settings"],
+)
+def test_a_killed_evaluation_is_resumed(at: Programs, tmp_path: Path, settings: tuple[object, ...]) -> None:
     """It ended with "cannot go from 'failed' to 'running'": workers leased what was cancelled a moment later."""
-    (tmp_path / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(EVALUATED)))
-    words = (*AGL, "eval", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", "--directory", "out")
+    n_tasks = EVALUATED if not settings else EVALUATED // 10
+    rollouts = n_tasks if not settings else 2 * n_tasks
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(n_tasks)))
+    words = (*AGL, "eval", "--tasks", "tasks.jsonl", "--agent", "mine.py:agent", "--directory", "out", *settings)
     first = at.start(*words, log="first.log")
     path = at.until(lambda: next((tmp_path / "out").rglob("*.db"), None), 240, "the store")
     at.until(lambda: count(path, "succeeded") >= 5, 240, "five rollouts")
@@ -343,10 +351,10 @@ def test_a_killed_evaluation_is_resumed(at: Programs, tmp_path: Path) -> None:
     done = count(path, "succeeded")
     second = at.start(*words, "--resume", "--json", "report.json", log="second.log")
     assert second.wait(180) == 0, at.text("second.log")[-3000:]
-    assert count(path, "succeeded") == EVALUATED
-    assert done < EVALUATED
+    assert count(path, "succeeded") == rollouts
+    assert done < rollouts
     with closing(sqlite3.connect(path)) as connection:
         statement = "SELECT count(DISTINCT position) FROM rollouts WHERE status = 'succeeded'"
-        assert connection.execute(statement).fetchone()[0] == EVALUATED
+        assert connection.execute(statement).fetchone()[0] == rollouts
         left = "SELECT count(*) FROM rollouts WHERE status NOT IN ('succeeded', 'cancelled')"
         assert connection.execute(left).fetchone()[0] == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -18,6 +20,7 @@ from agl.trainer.runners.coordinator import RunCoordinator
 from agl.trainer.runners.remote.coordinator import coordinator_routes
 from agl.trainer.store import open_store
 from agl.trainer.store.base import Store
+from agl.trainer.store.sql import sqlite
 from agl.trainer.store.types import NewRollout, RolloutConfig
 
 pytestmark = pytest.mark.slow
@@ -110,6 +113,91 @@ async def test_a_rollout_whose_lease_failed_is_leased_again(
         [attempt] = await store.query_attempts(rollout.rollout_id)
         assert (attempt.status, attempt.worker_id) == ("running", "second")
         assert len(world.coordinator._open) == 1
+    finally:
+        await world.coordinator.stop()
+        await server.stop()
+        await store.close()
+
+
+class Disturbed(Faulty):
+    """A store whose file cannot be written from the first call of a method on, until `heal`: an error of SQLite's own.
+
+    Args:
+        disturb: makes it so, and returns what ends it.
+    """
+
+    def __init__(
+        self, store: Store, method: str, disturb: Callable[[], Awaitable[Callable[[], Awaitable[None]]]]
+    ) -> None:
+        super().__init__(store, method, "refused")
+        self._disturb = disturb
+        self.heal: Callable[[], Awaitable[None]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            if name == self._method and not self.faults:
+                self.faults += 1
+                self.heal = await self._disturb()
+            return await method(*args, **kwargs)
+
+        return call if callable(method) else method
+
+
+def locked_by_another(path: Path, _: Any) -> Callable[[], Awaitable[Callable[[], Awaitable[None]]]]:
+    async def lock() -> Callable[[], Awaitable[None]]:
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+
+        async def unlock() -> None:
+            holder.close()
+
+        return unlock
+
+    return lock
+
+
+def read_only(_: Path, store: Any) -> Callable[[], Awaitable[Callable[[], Awaitable[None]]]]:
+    def only_read(connection: Any) -> sqlite3.Connection:
+        connection.exec_driver_sql("PRAGMA query_only=ON").close()
+        return connection.connection.driver_connection
+
+    async def begin() -> Callable[[], Awaitable[None]]:
+        opened_file = await store._database.write(only_read)
+
+        async def end() -> None:
+            opened_file.execute("PRAGMA query_only=OFF").close()
+
+        return end
+
+    return begin
+
+
+@pytest.mark.parametrize("disturbance", [locked_by_another, read_only])
+@pytest.mark.parametrize("method", ["dequeue_rollout", "update_attempt"])
+@in_loop
+async def test_a_rollout_whose_lease_sqlite_refused_is_leased_again(
+    method: str, disturbance: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is locked by another process for longer than anybody waits, or cannot be written for a while."""
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.05)
+    path = tmp_path / "s.db"
+    store = await open_store(str(path))
+    faulty = Disturbed(store, method, disturbance(path, store))
+    world, server = await opened(tmp_path, faulty, store)
+    [rollout] = await store.enqueue_rollouts([NewRollout("q", config=RolloutConfig(max_attempts=1))])
+    try:
+        await world.first()
+        # It is taken back again and again meanwhile, which is refused, too.
+        await asyncio.sleep(1.0)
+        assert faulty.heal is not None
+        await faulty.heal()
+        lease = await world.coordinator.lease("second", 20.0)
+        assert lease is not None
+        assert lease.id == (rollout.rollout_id, 1), "the fault cost an attempt"
+        [attempt] = await store.query_attempts(rollout.rollout_id)
+        assert (attempt.status, attempt.worker_id) == ("running", "second")
     finally:
         await world.coordinator.stop()
         await server.stop()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos import trained_once
 from paths import SUPPORT
 from processes import AGL, Programs, fetch, free_port, programs
 from scripted import in_loop, until
@@ -96,9 +97,19 @@ def test_a_run_outlives_its_server_and_its_clients(tiny_policy: Path, tmp_path: 
         at.until(lambda: server.poll() is not None, 30, "the server's end")
         assert server.returncode == 0
     calls = asyncio.run(_calls(tmp_path / "out" / "store.db", run["run_id"]))
+    assert asyncio.run(_trained(tmp_path / "out" / "store.db", run["run_id"]))
     assert {c.agent for c in calls} == {"solver"}
     assert {"anthropic" if c.id.startswith("msg") else "openai" for c in calls} == {"openai", "anthropic"}
     assert all(c.policy == "policy" and c.response_ids.size for c in calls)
+
+
+async def _trained(path: Path, run_id: str) -> int:
+    """How many calls were trained, each once."""
+    store = await open_store(str(path))
+    try:
+        return await trained_once(store, await store.query_rollouts(run_id=run_id, mode="train"))
+    finally:
+        await store.close()
 
 
 async def _calls(path: Path, run_id: str) -> list[Any]:

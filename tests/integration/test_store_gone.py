@@ -126,6 +126,71 @@ def test_a_run_without_its_store_ends_and_says_why(kind: str, way: str, tmp_path
         assert kind != "agl eval" or "Traceback" not in said
 
 
+ASKING = """
+import agl
+
+@agl.rollout
+def agent(task, llm: agl.LLM):
+    import openai
+
+    client = openai.OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    asked = client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": str(task)}])
+    return float(len(asked.choices[0].message.content or "") % 2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["folder deleted", "moved"])
+def test_a_sweep_without_its_store_ends_and_says_why(way: str, untrained_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "asking.py").write_text(ASKING)
+    (tmp_path / "tasks.jsonl").write_text("".join(f"{i}\n" for i in range(4)))
+    place = tmp_path / "all" / "group_size=2_seed=0"
+    own = (
+        "--model", untrained_model, "--tasks", "tasks.jsonl", "--agent", "asking.py:agent", "--steps", 500,
+        "--batch-size", 2, "--max-response-tokens", 4, "--device", "cpu",
+    )  # fmt: skip
+    with programs(tmp_path) as at:
+        words = ("--over", "group_size=2", "--seeds", 2, "--directory", "all", "--", *own)
+        sweep = at.start(*AGL, "sweep", *words, log="sweep.log")
+        at.until(lambda: sweep.poll() is not None or [*place.glob("checkpoints/*")], 240, "a checkpoint")
+        assert sweep.poll() is None, at.text("sweep.log")
+        WAYS[way][0](place / "run.db")
+        assert sweep.wait(90) == 1
+        said = " ".join(at.text("sweep.log").split())
+        assert "was deleted or moved away while it was in use" in said
+        assert "the first run failed; no other was tried" in said
+        assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_runner_whose_store_lost_its_file_is_told(tmp_path: Path) -> None:
+    """Its server ends; what the runner has acknowledged to nobody is run again."""
+    (tmp_path / "mine.py").write_text(MINE)
+    port = free_port()
+
+    async def enqueue() -> None:
+        store = await open_store(str(tmp_path / "s.db"))
+        await store.enqueue_rollouts([NewRollout(i) for i in range(500)])
+        await store.close()
+
+    asyncio.run(enqueue())
+    with programs(tmp_path, XDG_STATE_HOME=str(tmp_path / "state")) as at:
+        url = f"http://127.0.0.1:{port}"
+        server = at.start(*AGL, "store", "--db", tmp_path / "s.db", "--port", port, log="store.log")
+        at.until(lambda: fetch(f"{url}/health")[0] == 200, 90, "the store")
+        key = tmp_path / "state" / "agl" / "keys" / f"127.0.0.1-{port}"
+        (tmp_path / "key").write_text(key.read_text())
+        words = ("--store", url, "--agent", "mine.py:agent", "--key-file", tmp_path / "key")
+        runner = at.start(*AGL, "runner", *words, log="runner.log")
+        at.until(lambda: ended(tmp_path / "s.db") >= 3, 90, "three rollouts")
+        moved(tmp_path / "s.db")
+        assert server.wait(60) == 1
+        assert "was deleted or moved away while it was in use" in " ".join(at.text("store.log").split())
+        at.until(lambda: "does not answer" in at.text("runner.log"), 60, "the runner to say so")
+        assert runner.poll() is None
+        assert "Traceback" not in at.text("runner.log")
+
+
 def ended(path: Path) -> int:
     with closing(sqlite3.connect(path)) as connection:
         try:

@@ -416,7 +416,7 @@ class Chaos:
             await self._nothing_acknowledged_is_lost(store)
             result = json.loads((self.directory / "result.json").read_text())
             rollouts = await store.query_rollouts(run_id=result["run_id"])
-            trained = await self._trained_once(store, rollouts)
+            trained = await trained_once(store, rollouts)
             await self._rewards_are_the_agents(store, rollouts)
             self._every_task_accounted_for(rollouts)
             self._state(result)
@@ -454,26 +454,6 @@ class Chaos:
         assert len(self.witness.acknowledged) > 20
         for rollout_id, status in self.witness.ended.items():
             assert (await store.get_rollout(rollout_id)).status == status
-
-    async def _trained_once(self, store: Store, rollouts: list[Rollout]) -> int:
-        seen: dict[tuple[int, int], str] = {}
-        count = 0
-        for rollout in rollouts:
-            rows = [t for t in await store.query_trained_calls(rollout.rollout_id) if t.dropped is None and t.tokens]
-            assert len({t.step for t in rows}) <= 1, f"rollout {rollout.rollout_id} was trained in several steps"
-            assert len({t.call_id for t in rows}) == len(rows)
-            if not rows:
-                continue
-            assert rollout.status == "succeeded"
-            assert rollout.step == rows[0].step - 1
-            last = {c.id for c in await store.query_calls(rollout.rollout_id, rollout.attempts)}
-            assert {t.call_id for t in rows} <= last, "calls of an attempt that was given up were trained"
-            place = (rollout.step, rollout.index)
-            assert place not in seen, f"step {place[0]} place {place[1]} was trained from two rollouts"
-            seen[place] = rollout.rollout_id
-            count += len(rows)
-        assert count
-        return count
 
     async def _rewards_are_the_agents(self, store: Store, rollouts: list[Rollout]) -> None:
         scope: dict[str, Any] = {}
@@ -521,6 +501,28 @@ class Chaos:
         outages = sum(n for kind, n in self.killed.items() if kind not in ("runner", "worker"))
         for runner in self.runners:
             assert runner.said().count("does not answer (") <= outages + runner.starts + 1, runner.said()[-3000:]
+
+
+async def trained_once(store: Store, rollouts: list[Rollout]) -> int:
+    """Check that each place of a step was trained from one rollout, once; how many calls were trained."""
+    seen: dict[tuple[int, int], str] = {}
+    count = 0
+    for rollout in rollouts:
+        rows = [t for t in await store.query_trained_calls(rollout.rollout_id) if t.dropped is None and t.tokens]
+        assert len({t.step for t in rows}) <= 1, f"rollout {rollout.rollout_id} was trained in several steps"
+        assert len({t.call_id for t in rows}) == len(rows)
+        if not rows:
+            continue
+        assert rollout.status == "succeeded"
+        assert rollout.step == rows[0].step - 1
+        last = {c.id for c in await store.query_calls(rollout.rollout_id, rollout.attempts)}
+        assert {t.call_id for t in rows} <= last, "calls of an attempt that was given up were trained"
+        place = (rollout.step, rollout.index)
+        assert place not in seen, f"step {place[0]} place {place[1]} was trained from two rollouts"
+        seen[place] = rollout.rollout_id
+        count += len(rows)
+    assert count
+    return count
 
 
 def _command(pid: int) -> bytes:

@@ -9,12 +9,12 @@ import asyncio
 import copy
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from changed_json import changed
 from scripted import in_loop, serving
 from tiny_tokenizers import template_tokenizer
 
@@ -168,34 +168,6 @@ class DrawingEngine:
         return ids
 
 
-def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in a value and the keys in it."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in inner:
-        yield value, key
-        yield from places(one)
-
-
-def changed(body: Any, dice: random.Random) -> Any:
-    """A copy of a request with up to three changes anywhere in it."""
-    body = copy.deepcopy(body)
-    for _ in range(dice.randint(1, 3)):
-        found = list(places(body))
-        if not found:
-            break
-        container, key = dice.choice(found)
-        match dice.randrange(5):
-            case 0:
-                del container[key]
-            case 1:
-                container[key] = [container[key]]
-            case 2:
-                container[key] = {"type": container[key]}
-            case _:
-                container[key] = copy.deepcopy(dice.choice(VALUES))
-    return body
-
-
 async def answered(requests: int, seed: int) -> dict[str, str]:
     """Send so many changed requests; the texts of the server's errors, by the request."""
     dice, wrong = random.Random(seed), dict[str, str]()
@@ -207,7 +179,7 @@ async def answered(requests: int, seed: int) -> dict[str, str]:
             statuses: dict[int, int] = {}
             for _ in range(requests):
                 path, valid = dice.choice(VALID)
-                body = json.dumps(changed(valid, dice))
+                body = json.dumps(changed(valid, dice, VALUES))
                 answer = await client.post(f"{attempt.url()}/{path}", content=body)
                 statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
                 if answer.status_code >= 500 or answer.status_code not in (200, 400, 404, 413):

@@ -21,6 +21,7 @@ from agl.trainer.launch import child
 from agl.trainer.report.explain import PIPED_WIDTH
 from agl.trainer.report.statistics import mean_interval
 from agl.trainer.report.terminal import console
+from agl.trainer.run.checkpoints import write_atomically
 
 TRAIN = (sys.executable, "-c", "from agl.trainer.cli import main; main()", "train")
 FACTS = "facts.json"
@@ -129,7 +130,8 @@ def _trained(
             **ends,
             "minutes": (time.monotonic() - began) / 60,
         }
-        kept.write_text(json.dumps(short) + "\n", encoding="utf-8")
+        # Half of it would end every later sweep of this directory.
+        write_atomically(kept, json.dumps(short) + "\n")
     return json.loads(kept.read_text(encoding="utf-8"))
 
 

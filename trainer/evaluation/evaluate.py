@@ -30,7 +30,7 @@ from agl.trainer.http.aio import blocking
 from agl.trainer.local.prepared import model_directory
 from agl.trainer.policies.frozen import FrozenPolicy
 from agl.trainer.report.progress import Progress
-from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same
+from agl.trainer.run.checkpoints import latest_checkpoint, read_facts, require_same, write_atomically
 from agl.trainer.run.config import require_positive
 from agl.trainer.run.results import require_tasks
 from agl.trainer.run.trainer import Trainer
@@ -240,8 +240,7 @@ def _begin(place: Path, facts: Mapping[str, Any], resume: bool) -> str:
         )
     evaluation_id = f"eval-{secrets.token_hex(4)}"
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path.write_text(json.dumps({"id": evaluation_id, **facts}, indent=2) + "\n")
+        write_atomically(path, json.dumps({"id": evaluation_id, **facts}, indent=2) + "\n")
     except OSError as error:
         raise ConfigError(
             f"the evaluation's directory cannot be written: {error}",

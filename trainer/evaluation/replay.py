@@ -16,7 +16,7 @@ from rich.text import Text
 from agl.errors import ContextLengthError, NoTrainableDataError, StoreError
 from agl.mdp.selection import DEFAULT_POLICY, AgentFilter, select
 from agl.mdp.types import Call
-from agl.texts import printable
+from agl.texts import printable, shortened
 from agl.trainer.engines.base import Request, Sampling
 from agl.trainer.local.policy import LocalPolicy, PolicySpec
 from agl.trainer.policies.frozen import FrozenPolicy
@@ -177,4 +177,5 @@ def _line(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return printable(" ".join(filter(None, (text.strip(), *(f"{c['name']}({c['arguments']})" for c in calls)))))
+    words = (text.strip(), *(f"{c['name']}({c['arguments']})" for c in calls))
+    return printable(shortened(" ".join(filter(None, words))))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,16 @@ from agl.trainer.http.application_keys import ApplicationKeys
 from agl.trainer.http.turns import LARGE_MESSAGES, TurnsByName
 from agl.trainer.store.types import new_rollout_id
 
+log = logging.getLogger("agl.serve")
+
 CONVERSATIONS = 1024
 """Conversations that are remembered; beyond that the one that was idle longest is forgotten."""
 CALLS = 1024
 """Calls of one conversation; what would continue it then begins another one."""
 MOST_REQUESTS = 128
 """Requests of one application at once, running and waiting, where nothing else is said."""
+RECORD_SECONDS = 10.0
+"""How long the end of an answer waits for its record. A store that somebody has locked must not stop applications."""
 
 _PLACE = "/rollouts/application/attempts/1/agents/application"
 _VERSIONS = ("/v1/", "/v1beta/", "/v1alpha/")
@@ -91,6 +96,7 @@ class ApplicationGateway(Gateway):
         self.metrics = Metrics()
         self.turns = TurnsByName()
         self._open: Counter[str] = Counter()
+        self._is_late = False
         self._responses: dict[str, RecentResponses] = {}
         self._conversations: OrderedDict[Conversation, set[tuple[str, bytes]]] = OrderedDict()
         """Conversation -> its entries in `_ends`; the one that was idle longest comes first."""
@@ -206,6 +212,7 @@ class ApplicationGateway(Gateway):
             conversation = self._enter(pending, chain)
             replies = await super().complete(pending, request, measured.timing(on_tokens))
             self._remember(conversation, chain, replies)
+            await self._recorded(conversation)
             measured.answered(replies)
             return replies
         except BaseException as error:
@@ -255,6 +262,20 @@ class ApplicationGateway(Gateway):
             if self._ends.get(end) is conversation:
                 del self._ends[end]
         self._accesses.pop((conversation.rollout_id, conversation.attempt), None)
+
+    async def _recorded(self, conversation: Conversation) -> None:
+        """Wait until the store has what a conversation was answered: its end is sent then, so that an application has
+        no answer that is lost when the server is killed. A store that is locked for long holds nobody up."""
+        if not conversation.writes:
+            return
+        _, late = await asyncio.wait(conversation.writes, timeout=RECORD_SECONDS)
+        if late and not self._is_late:
+            log.warning(
+                "the store takes more than %g s to record an answer; answers are sent before they are recorded, and "
+                "are lost if this server is killed",
+                RECORD_SECONDS,
+            )
+        self._is_late = bool(late)
 
     async def written(self) -> None:
         """Wait until what was answered so far is in the store."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -150,6 +151,9 @@ async def serve(options: ServeOptions, on_start: Callable[[ApplicationServer], N
         AglError: as `serving`; or a policy's process died.
     """
     async with serving(options) as server:
+        # Else every full collection visits the libraries' objects, which stops all requests for 100 ms.
+        gc.collect()
+        gc.freeze()
         on_start(server)
         # Shielded, since a cancellation of this wait must not look like a death.
         await asyncio.shield(server.died)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from agl.errors import ConfigError
 from agl.mdp.types import Reward
-from agl.texts import printable
+from agl.texts import printable, shortened
 from agl.trainer.report.prices import dollars
 from agl.trainer.report.rollout_report import CallReport, ProviderCall, RolloutReport, describe
 from agl.trainer.report.terminal import console
@@ -200,7 +200,7 @@ def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
         tool = next((t for t in tools if t["tool_call_id"] == tool_call["id"]), None)
         if tool is not None:
             text += f" -> {tool['error'] if tool['status'] == 'error' else tool['result']}"
-        body.append(Text(printable(text)))
+        body.append(Text(printable(shortened(text))))
     continued = f", {report.continued} continued from call before" if report.continued else ""
     facts = f"{call.prompt_ids.size} prompt tokens{continued}; {len(report.tokens)} sampled; {call.finish_reason}"
     if call.temperature != 1.0:
@@ -237,7 +237,8 @@ def _said(message: Mapping[str, Any]) -> Text:
     text = content if isinstance(content, str) else "" if content is None else str(content)
     if calls := ", ".join(c["function"]["name"] for c in message.get("tool_calls") or ()):
         text += f" [{calls}]"
-    return Text.assemble((f"{message.get('role', '?'):<10}", "dim"), printable(text))
+    role = str(message.get("role", "?"))
+    return Text.assemble((f"{printable(shortened(role)):<10}", "dim"), printable(shortened(text)))
 
 
 def _provider_call(call: ProviderCall) -> Panel:

@@ -94,6 +94,13 @@ def _few_fields(value: Any, known: Collection[str]) -> Any:
     return value
 
 
+def _bounded(kind: Any) -> Any:
+    """The type whose values have few fields (`_few_fields`) where it is a model, and as it is otherwise."""
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return kind
+    return Annotated[kind, BeforeValidator(lambda value: _few_fields(value, kind.model_fields))]
+
+
 def methods_of(
     protocol: type,
     *,
@@ -186,7 +193,7 @@ class _Types:
     def of(self, hint: Any, name: str = "") -> Any:
         """The type of the argument or field with that name."""
         if isinstance(hint, type) and hint in self._special:
-            return self._special[hint]
+            return _bounded(self._special[hint])
         if hint is int:
             return _Int
         if hint is str:
@@ -224,9 +231,7 @@ class _Types:
         model = create_model(cls.__name__, __config__=ConfigDict(extra="forbid", protected_namespaces=()), **fields)
         names = list(fields)
         self._models[cls] = Annotated[
-            model,
-            BeforeValidator(lambda value: _few_fields(value, names)),
-            AfterValidator(lambda m: cls(**{name: getattr(m, name) for name in names})),
+            _bounded(model), AfterValidator(lambda m: cls(**{name: getattr(m, name) for name in names}))
         ]
         return self._models[cls]
 

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import Route
 
-from agl.errors import AglError, AttemptOverError, ConfigError, NotStoredError, StoreError
+from agl.errors import AglError, AttemptOverError, ConfigError, NotStoredError, RewardError, StoreError
 from agl.trainer.http.auth import Keys, lease_secrets
 from agl.trainer.http.limits import Refused
 from agl.trainer.http.turns import Turns, TurnsByLease
@@ -105,7 +105,7 @@ def coordinator_routes(
             elif "spans" in arguments:
                 arguments["spans"] = spans
             return await getattr(coordinator, method.name)(of, **arguments)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RewardError) as error:
             raise ConfigError(f"not what a runner sends: {type(error).__name__}: {error}") from error
 
     async def turns_of(request: Request) -> Turns:

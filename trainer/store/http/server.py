@@ -175,23 +175,18 @@ class StoreRoutes:
     async def _batch(self, request: Request) -> Response:
         role = self.role(request)
         async with body_in_turn(request, functools.partial(self.turns, request)) as body:
-            batch = await body.json(loads)
-            operations = batch.get("operations") if isinstance(batch, Mapping) else None
-            if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
-                raise StoreError(
-                    f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json"
-                )
+            operations = await body.json(loads, _operations)
             return json_response(
                 {"results": await asyncio.gather(*(self._operation(role, request, each) for each in operations))}
             )
 
-    async def _operation(self, role: Role, request: Request, operation: Any) -> dict[str, Any]:
+    async def _operation(
+        self, role: Role, request: Request, operation: tuple[Method, dict[str, Any]] | AglError
+    ) -> dict[str, Any]:
         try:
-            name = operation.get("method") if isinstance(operation, Mapping) else None
-            method = protocol.METHODS.get(name) if isinstance(name, str) else None
-            if method is None:
-                raise StoreError(f"the store has no method {name!r}", hint="see /openapi.json")
-            arguments = method.read(operation.get("arguments", {}))
+            if isinstance(operation, AglError):
+                raise operation
+            method, arguments = operation
             await self._allow(role, request, method, arguments)
             if method.name in protocol.WAITING:
                 arguments[protocol.WAITING[method.name]] = 0.0
@@ -270,6 +265,29 @@ class StoreRoutes:
 
     async def _health(self, _: Request) -> Response:
         return answer({"status": "ok"})
+
+
+def _operations(batch: Any) -> list[tuple[Method, dict[str, Any]] | AglError]:
+    """The methods of a batch with their arguments, or why one cannot be called.
+
+    Raises:
+        StoreError: it is no batch.
+    """
+    operations = batch.get("operations") if isinstance(batch, Mapping) else None
+    if not isinstance(operations, list) or len(operations) > protocol.MOST_OPERATIONS:
+        raise StoreError(f"operations: not a list of at most {protocol.MOST_OPERATIONS}", hint="see /openapi.json")
+    return [_read(operation) for operation in operations]
+
+
+def _read(operation: Any) -> tuple[Method, dict[str, Any]] | AglError:
+    name = operation.get("method") if isinstance(operation, Mapping) else None
+    method = protocol.METHODS.get(name) if isinstance(name, str) else None
+    if method is None:
+        return StoreError(f"the store has no method {name!r}", hint="see /openapi.json")
+    try:
+        return method, method.read(operation.get("arguments", {}))
+    except AglError as error:
+        return error
 
 
 def _not_leased(rollout_id: str) -> Refused:

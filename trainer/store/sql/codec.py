@@ -417,7 +417,26 @@ def call_row(call: Call) -> dict[str, Any]:
 
 def to_call(row: Row, prompt: bytes) -> Call:
     """A row of `schema.calls` with its complete packed prompt."""
-    return _CALL.read({**row, "prompt": prompt})
+    call = _CALL.read({**row, "prompt": prompt})
+    for name in ("messages", "tools"):
+        _require_objects(call.request.get(name), f"the {name} of a request", call)
+    _require_objects(call.response.get("tool_calls"), "the tool calls of an answer", call)
+    for tool_call in call.response.get("tool_calls") or ():
+        function = tool_call.get("function")
+        is_object = isinstance(function, dict)
+        if not (is_object and isinstance(function.get("name"), str) and "arguments" in function):
+            raise not_ours(tool_call, "a tool call of an answer", rollout=call.rollout_id, call=call.id)
+    return call
+
+
+def _require_objects(value: Any, what: str, call: Call) -> None:
+    """Refuse what is neither a list of objects nor left out.
+
+    Raises:
+        StoreError: it is.
+    """
+    if value is not None and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
+        raise not_ours(value, what, rollout=call.rollout_id, call=call.id)
 
 
 _SPAN_KINDS = Kinds("spans")
@@ -456,9 +475,14 @@ def to_span(row: Sequence[Any]) -> Span:
 
 def _events(text: str) -> tuple[Event, ...]:
     try:
-        return tuple(Event(**event) for event in array(text))
+        events = tuple(Event(**event) for event in array(text))
     except TypeError as error:
         raise not_ours(text, "a span's events") from error
+    for event in events:
+        is_timed = isinstance(event.time, int | float)
+        if not (is_timed and isinstance(event.name, str) and isinstance(event.attributes, dict)):
+            raise not_ours(text, "a span's events")
+    return events
 
 
 # -- training -----------------------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ def _rewards(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, li
         for rollout_id, parent_id, attributes in sorted(rows, key=lambda row: sequence_of(row[2]) or 0):
             try:
                 reward = Reward.of_span(attributes, parent_id)
-            except (KeyError, TypeError, ValueError, RewardError):
+            except RewardError:
                 # Another program's span; training refuses its rollout, and a table is to show the others.
                 continue
             if reward is not None:
