@@ -1130,6 +1130,13 @@ MUTATIONS = (
         ("tests/integration/test_stopped_runs.py::test_tasks_drawn_by_their_spread_are_the_same_after_a_stop",),
     ),
     Mutation(
+        "a request has a number that no answer can repeat",
+        "trainer/gateway/dialects/common.py",
+        "    if isinstance(value, int) and value > _MOST_INTEGER:\n",
+        "    if False:\n",
+        unit("request_limits", "test_a_number_of_more_than_64_bits_is_refused[1180591620717411303424-chat-max_tokens]"),
+    ),
+    Mutation(
         "the chunks of Google's streamed answers are turns of their own",
         "trainer/gateway/dialects/google/body.py",
         '        if turns and content.get("role") == "model" == turns[-1].get("role"):\n',

@@ -135,6 +135,12 @@ def test_a_number_beyond_its_bound_is_refused_with_both_in_the_apis_words(
             assert message == f"{path}: Input should be {relation} than or equal to {bound}, not {beyond}"
 
 
+@pytest.mark.parametrize(("api", "path"), [(api, path) for api, path, _, _ in BOUNDS])
+@pytest.mark.parametrize("number", [2**70, float(2**70)])
+def test_a_number_of_more_than_64_bits_is_refused(api: str, path: str, number: float) -> None:
+    assert refusal(api, with_number(api, path, number)).param == path
+
+
 def test_every_bounded_number_is_among_the_rows() -> None:
     bounded = set()
     for api, model in (

@@ -29,6 +29,7 @@ from pydantic import (
     ValidationError,
     with_config,
 )
+from pydantic_core import PydanticKnownError
 from typing_extensions import TypedDict, is_typeddict
 
 from agl.errors import nearest
@@ -88,12 +89,21 @@ closed = with_config(CLOSED)
 """Marks a TypedDict whose objects are read by `checked`."""
 
 
+_MOST_INTEGER = 2**63 - 1
+
+
 def _as_integer(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and value > _MOST_INTEGER:
+        raise PydanticKnownError("less_than_equal", {"le": _MOST_INTEGER})
+    if isinstance(value, int) and value < -_MOST_INTEGER - 1:
+        raise PydanticKnownError("greater_than_equal", {"ge": -_MOST_INTEGER - 1})
+    return value
 
 
 Integer = Annotated[int, BeforeValidator(_as_integer)]
-"""A number that JSON may write as 4.0, as Google's SDK does."""
+"""A number that JSON may write as 4.0, as Google's SDK does. It has 64 bits, as in the answers that repeat it."""
 
 listed = with_config(ConfigDict(extra="ignore", strict=True))
 """Marks a TypedDict of an API's object with any further fields, such as a tool that a choice repeats."""
