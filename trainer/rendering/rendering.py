@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -167,6 +168,15 @@ class Rendering:
                 self._apart.clear()
             apart = self._apart[call.pair] = self.first_call_size(ids, tools) < len(ids)
         return apart
+
+    @functools.cached_property
+    def reads_several_calls(self) -> bool:
+        """Whether the parser reads each of several calls, which an answer may have only then."""
+        call = self.possible_call(PLACEHOLDER_TOOLS)
+        if call is None:
+            return True
+        written = call.two.replace(COUNT, FIRST_COUNT)
+        return len(self.parse(self._model.encode(written), PLACEHOLDER_TOOLS).tool_calls) == 2
 
     def extend(
         self,
