@@ -1262,8 +1262,8 @@ MUTATIONS = (
     Mutation(
         "reasoning is counted without the mark that ends it",
         "trainer/rendering/rendering.py",
-        "key=ended if ended(ids.size) else holds_all",
-        "key=holds_all",
+        "if holds_all(size) and not read(size - 1).content:",
+        "if False:",
         unit("answer_facts", "test_reasoning_is_counted_with_its_marks"),
     ),
     Mutation(
@@ -1374,8 +1374,8 @@ MUTATIONS = (
     Mutation(
         "reasoning is streamed as one delta at its end",
         "trainer/gateway/dialects/deltas.py",
-        "            yield from self._reasoning(k, _certain(cut.reasoning",
-        '            yield from self._reasoning(k, "" and _certain(cut.reasoning',
+        "            yield from self._reasoning(k, _certain(thought",
+        '            yield from self._reasoning(k, "" and _certain(thought',
         unit("streamed_reasoning", "test_reasoning_comes_while_it_is_sampled_where_the_parser_knows_it"),
     ),
     Mutation(
@@ -1388,7 +1388,7 @@ MUTATIONS = (
     Mutation(
         "the beginning of a mark is sent as reasoning",
         "trainer/gateway/dialects/deltas.py",
-        "self._reasoning_held_back = max(stop, len(END_THINK))",
+        "self._reasoning_held_back = max(stop, len(END_THINK), len(self._mark))",
         "self._reasoning_held_back = stop",
         unit("streamed_reasoning", "test_what_is_sent_is_never_withdrawn[spelled:qwen3]"),
     ),
@@ -2027,8 +2027,8 @@ MUTATIONS = (
     Mutation(
         "control tokens are text",
         "trainer/rendering/chat_template.py",
-        "self.decode(ids[~np.isin(ids, [token for token in self._control_ids if token not in kept])])",
-        "self.decode(ids)",
+        "read = ~np.isin(ids, [token for token in self._control_ids if token not in kept])",
+        "read = np.ones(ids.size, bool)",
         unit("held_forms", "test_text_that_spells_control_tokens_is_text_and_real_ones_are_none[template chatml]"),
     ),
     Mutation(
@@ -2150,8 +2150,8 @@ MUTATIONS = (
     Mutation(
         "JSON that Python does not read fails a call of a package's renderer",
         "trainer/rendering/package_renderer.py",
-        "        except (ValueError, RecursionError):\n",
-        "        except ZeroDivisionError:\n",
+        "        except (ValueError, RecursionError):\n            # JSON",
+        "        except ZeroDivisionError:\n            # JSON",
         unit("call_arguments", "test_json_that_python_does_not_read_is_text_for_a_packages_renderer[digits-qwen3]"),
     ),
     # -- whose fault an exception is ----------------------------------------------------------------------------------
@@ -2417,7 +2417,7 @@ MUTATIONS = (
     Mutation(
         "log-probs are those of the reasoning as well",
         "trainer/gateway/dialects/content_tokens.py",
-        "            found = self._next >= reasoning and ",
+        "            found = self._next not in outside and ",
         "            found = ",
         unit("answer_facts", "test_log_probs_come_with_the_deltas_whose_tokens_they_are[thought-False]"),
     ),
@@ -2504,6 +2504,48 @@ MUTATIONS = (
         "_json(_endless(_closed(one) | shared))",
         "_json(_closed(one) | shared)",
         unit("allowed_answers", "test_a_list_in_an_element_does_not_spell_its_end"),
+    ),
+    Mutation(
+        "the tokens of a call are those of a text that begins as its mark does",
+        "trainer/rendering/chat_template.py",
+        "if isinstance(piece, ToolCall) and end > at:",
+        "if False:",
+        unit("streamed_tokens", "test_a_text_that_ends_as_a_mark_begins_is_whole"),
+    ),
+    Mutation(
+        "the marks of an empty thought are those of a text that begins as they do",
+        "trainer/rendering/rendering.py",
+        "if not thought and self.always_reads_calls:",
+        "if False:",
+        unit("streamed_tokens", "test_a_text_that_ends_as_a_mark_begins_is_whole"),
+    ),
+    Mutation(
+        "a thought behind a text is counted from the beginning",
+        "trainer/rendering/rendering.py",
+        "            return self._places_within(ids, spans)\n",
+        "            pass\n",
+        unit("streamed_tokens", "test_the_tokens_of_a_thought_behind_a_text_are_its_own"),
+    ),
+    Mutation(
+        "the end of a prompt that is sampled takes back the text before it",
+        "trainer/rendering/package_renderer.py",
+        'if name == "llama-3" else set[int]()',
+        'if name == "" else set[int]()',
+        unit("streamed_tokens", "test_a_text_that_ends_as_a_mark_begins_is_whole"),
+    ),
+    Mutation(
+        "a thought that begins behind a text takes the text back",
+        "trainer/rendering/package_renderer.py",
+        "        if begun is not None:\n",
+        "        if False:\n",
+        unit("streamed_tokens", "test_a_text_that_ends_as_a_mark_begins_is_whole"),
+    ),
+    Mutation(
+        "a call that ends a thought is streamed as a part of it",
+        "trainer/gateway/dialects/deltas.py",
+        "return text.partition(self._mark)[0] if self._mark else text",
+        "return text",
+        unit("streamed_tokens", "test_any_tokens_are_streamed_as_they_are_answered_whole[package:deepseek-v4]"),
     ),
     Mutation(
         "a character of several tokens is no part of a text",
