@@ -142,3 +142,15 @@ async def test_each_api_answers_any_tokens_as_it_streams_them(name: str) -> None
                     pair: list[Any] = [await ask(of[api], stream, 999, True) for stream in (False, True)]
                     whole, stream = ((one.text, one.reasoning, one.calls, one.end) for one in pair)
                     assert whole == stream, (api, model.decode(current))
+
+
+@pytest.mark.parametrize("name", ["package:deepseek-v4", "package:qwen3", "package:kimi-k2.5"])
+def test_a_call_that_ends_a_thought_is_no_part_of_it(name: str) -> None:
+    model = model_of(name)
+    call = model.possible_call(TOOLS)
+    assert call is not None
+    ids = [*model.encode(f"<think>I call it.{call.single.removeprefix('</think>')}"), model.stop_token_ids[0]]
+    request = ChatRequest([USER], TOOLS, None, Sampling(max_tokens=99))
+    deltas, message, *_ = streamed(model, ids, request, int_array(model.encode("hi\n")))
+    assert (message["reasoning_content"], len(message["tool_calls"])) == ("I call it.", 1)
+    assert joined(deltas, "reasoning_content") == "I call it."
