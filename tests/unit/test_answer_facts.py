@@ -70,9 +70,9 @@ def test_reasoning_is_counted_with_its_marks(renderer: str | None, end: str) -> 
     parsed = rendering.parse(ids)
     assert (parsed.reasoning or "").strip() == "Is it\n\nso?"
     marks = tokenizer.encode("\n</think>", add_special_tokens=False) if end else []
-    assert rendering.reasoning_size(ids, parsed) == len(begun) + len(marks)
+    assert len(rendering.reasoning_places(ids, parsed)) == len(begun) + len(marks)
     plain = tokenizer.encode("Yes.", add_special_tokens=False)
-    assert rendering.reasoning_size(plain, rendering.parse(plain)) == 0
+    assert rendering.reasoning_places(plain, rendering.parse(plain)) == set()
 
 
 # -- log-probs --------------------------------------------------------------------------------------------------------

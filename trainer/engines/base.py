@@ -55,6 +55,7 @@ def json_grammar(
     several: bool = True,
     section: tuple[str, str, str] | None = None,
     reasoning: Reasoning = "none",
+    spaced: bool = True,
 ) -> str:
     """The grammar of an answer in one of several forms: a text, JSON that fits a schema, its properties in the schema's
     order, and another text; then a stop token. The fourth of a form says how the JSON is written otherwise: see
@@ -69,8 +70,11 @@ def json_grammar(
             first of them begins with the trigger. With a section or `otherwise`, no forms stand for one of any text.
         reasoning: whether the answer goes on with any text up to `</think>` before that ("open"), or may begin with
             `<think>` and such a text ("possible").
+        spaced: whether white space may come before each form with a trigger.
     """
     others: dict[str, Any] = {"trigger": trigger, "otherwise": otherwise, "several": several, "reasoning": reasoning}
+    if not spaced:
+        others["spaced"] = False
     if section is not None:
         others["section"] = section
     return json.dumps({"forms": [*forms], "stop": [*stop_token_ids], **others})

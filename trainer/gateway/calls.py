@@ -96,6 +96,7 @@ class Reply:
         reasoning_tokens: how many of the sampled tokens are reasoning.
         unfinished: whether it has tool calls and ends within another one, whose beginning is in the message's text.
         stop_text: the one of the request's stop texts that ended it.
+        choice: that it completes. parsed: the whole answer as it was read, what follows a stop text included.
     """
 
     call_id: str
@@ -106,6 +107,8 @@ class Reply:
     reasoning_tokens: int
     unfinished: bool = False
     stop_text: str | None = None
+    choice: Choice | None = None
+    parsed: ParsedMessage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -382,8 +382,9 @@ class Gateway:
         )
         reasoned = 0
         if parsed.reasoning:
-            size, count = completion.token_ids.size, served.rendering.reasoning_size
-            reasoned = await _off_loop(size, count, completion.token_ids, parsed, prompt_ids=choice.prompt)
+            size, places = completion.token_ids.size, served.rendering.reasoning_places
+            reasoned = len(await _off_loop(size, places, completion.token_ids, parsed, prompt_ids=choice.prompt))
+        whole = parsed
         parsed = cut_at_stop(parsed, sampling.stop)
         message, tool_call_ids = assistant_message(parsed, lambda i: access.tool_call_id(pending.index, k, i))
         called = tool_call_ids and completion.finish_reason == "stop"
@@ -413,7 +414,18 @@ class Gateway:
         unfinished = parsed.unfinished and bool(parsed.tool_calls) and stop_text is None
         # The APIs have no finish reason for an answer that the engine aborted: to the client it is one cut short.
         shown_reason = "length" if finish_reason == "cancelled" or unfinished else finish_reason
-        return Reply(call_id, message, completion, shown_reason, choice.prompt.size, reasoned, unfinished, stop_text)
+        return Reply(
+            call_id,
+            message,
+            completion,
+            shown_reason,
+            choice.prompt.size,
+            reasoned,
+            unfinished,
+            stop_text,
+            choice=choice,
+            parsed=whole,
+        )
 
     # -- records ------------------------------------------------------------------------------------------------------
 

@@ -71,21 +71,21 @@ def grammar_of(request: ChatRequest, served: ServedPolicy, prompt: IntArray) -> 
         served.stop_token_ids,
         trigger=call.trigger,
         otherwise=json.loads(schema) if schema else None,
-        several=not request.one_call,
+        several=served.rendering.reads_several_calls and not request.one_call,
         section=call.section,
         reasoning=reasoning,
+        spaced=call.is_text,
     )
 
 
 def _grammar_of_forced(request: ChatRequest, served: ServedPolicy) -> str:
     """The grammar of the rest of a call that the prompt has begun."""
     assert request.force_tool
-    rests = served.rendering.forced_call(request.tools, request.force_tool).rests
-    if rests:
-        return json_grammar(rests, served.stop_token_ids)
-    if is_strict(request.tools):
+    call = served.rendering.forced_call(request.tools, request.force_tool)
+    if not call.rests and is_strict(request.tools):
         raise _refused("tools", "their arguments", UNKNOWN_ARGUMENTS)
-    return ""
+    rests = call.rests or call.loose
+    return json_grammar(rests, served.stop_token_ids) if rests else ""
 
 
 def is_strict(tools: Tools) -> bool:

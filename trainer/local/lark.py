@@ -12,11 +12,20 @@ from typing import Any
 
 from agl.errors import ConfigError
 from agl.trainer.rendering.reasoning import END_THINK, THINK
-from agl.trainer.rendering.toolchoice import CALL_ID, COUNT, any_arguments
+from agl.trainer.rendering.toolchoice import CALL_ID, COUNT, UNQUOTED, any_arguments
 
 _FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
 """As `json.dumps` writes it: of free whitespace a policy could write without end. What llguidance does not know of a
 schema holds nothing back."""
+_XML = ("<parameter=", ">\n", ">\n", "\n</parameter>\n")
+"""The elements of the style "xml"."""
+_NO_END = "^([^<]|<+[^</])*<*$"
+_HELD_TEXTS = {"pattern", "format", "enum", "const", "maxLength", "minLength"}
+"""Keywords that hold a text to something else."""
+_SPACE = r"[\s\x1c-\x1f]*"
+"""What Python strips before a text."""
+_UNQUOTED_DEPTH = 4
+"""How deep arguments without quotes are nested at most."""
 _COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties", "dependentSchemas"}
 _NAMED, _NESTED = (
     {"properties", "$defs", "definitions"},
@@ -65,6 +74,27 @@ def _require_readable(schema: Any, form: int | None) -> None:
                 raise _unreadable(key, type(one[key]).__name__, form, place)
 
 
+def _spelled(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The texts that an answer of one place of a schema has to spell, each with what it is."""
+    for keyword in ("properties", "dependentSchemas"):
+        for name in schema.get(keyword) or ():
+            yield "the name", name
+    yield "the pattern", re.sub(r"\\(.)", r"\1", schema.get("pattern", ""))
+    for name in schema.get("required") or ():
+        if isinstance(name, str):
+            yield "the name", name
+    values = [*(schema.get("enum") or ()), schema.get("const")]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield "the value", value
+        elif isinstance(value, list):
+            values += value
+        elif isinstance(value, dict):
+            yield from (("the name", name) for name in value)
+            values += value.values()
+
+
 def _unreadable(what: str, kind: str, form: int | None, place: str) -> ConfigError:
     return ConfigError(
         f"answers cannot be held to this schema: {what} is a {kind}", hint="see json-schema.org", form=form,
@@ -81,6 +111,9 @@ class Lark:
 
     def __init__(self, tokenizer: Any) -> None:
         self._added = {t.content: i for i, t in tokenizer.added_tokens_decoder.items()}
+        added = tokenizer.added_tokens_decoder.values()
+        self._marks = [t.content for t in added if t.special or re.fullmatch("<.*>", t.content, re.S)]
+        """The tokens that llguidance spells in no text."""
 
     def texts(self, grammar: str) -> list[str]:
         """The grammar, and behind it the one to take where that cannot be held.
@@ -89,21 +122,44 @@ class Lark:
             grammar: what `agl.trainer.engines.base.json_grammar` made.
 
         Raises:
-            ConfigError: a schema is none; `where` has its form and the place, as of `Grammars.admitted`.
+            ConfigError: a schema is none, or has names or values that no answer can spell; `where` has its form and the
+                place, as of `Grammars.admitted`.
         """
         parts = json.loads(grammar)
         for form, schema in schemas_of(parts):
             _require_readable(schema, form)
+            style = "json" if form is None else _style_of(parts["forms"][form])
+            self._require_spellable(schema, form, style)
         start = self._start(parts.get("reasoning", "none"))
         texts = [start + self._lark(parts["forms"], parts)]
         if parts["forms"] and all(before or after for before, _, after, *_ in parts["forms"]):
             # A call that the agent forces is one at least, whatever its parameters.
             calls = [
-                (before, any_arguments(schema, style[0] if style else "json"), after, *style)
-                for before, schema, after, *style in parts["forms"]
+                (form[0], any_arguments(form[1], _style_of(form)), form[2], _style_of(form)) for form in parts["forms"]
             ]
             texts.append(start + self._lark(calls, parts))
         return texts
+
+    def _require_spellable(self, schema: Any, form: int | None, style: Any) -> None:
+        """Refuse a schema with a name or a value that an answer cannot spell.
+
+        Where there is one way to go on, llguidance takes the tokens that the tokenizer makes of it, marks among them,
+        which end an answer or begin a call. And elements have their names and texts without quotes.
+        """
+        in_json = style in ("json", "compact")
+        for place, one in places(schema):
+            for what, text in _spelled(one):
+                written = json.dumps(text, ensure_ascii=False) if in_json else text
+                found = next((mark for mark in self._marks if mark in written), None)
+                why = f"has the model's mark {found!r} in it"
+                if found is None and not in_json:
+                    found = next((end for end in _ends_of(style, what) if end in text), None)
+                    why = f"has {found!r} in it, which ends it where the model writes arguments as elements"
+                if found is not None:
+                    raise ConfigError(
+                        f"answers cannot be held to this schema: {what} {text!r} {why}",
+                        hint="spell it otherwise", form=form, schema=place,
+                    )  # fmt: skip
 
     def _lark(self, forms: Sequence[Sequence[Any]], parts: Mapping[str, Any]) -> str:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""
@@ -129,15 +185,17 @@ class Lark:
             ending = ""
         is_list = bool(ending)
         rules = []
-        for i, (before, schema, after, *style) in enumerate(forms):
-            begin = self._form_text(before.removeprefix(opening))
-            end = self._form_text(after.removesuffix(ending))
+        for i, form in enumerate(forms):
+            begin = self._form_text(form[0].removeprefix(opening))
+            end = self._form_text(form[2].removesuffix(ending))
             rules.append(f"form{i}: {begin} json{i} {end}")
-            rules += self._arguments(f"json{i}", schema, style[0] if style else "json", closed)
+            rules += self._arguments(f"json{i}", form[1], _style_of(form), closed)
         rules.append(f"form: {' | '.join(f'form{i}' for i in range(len(forms))) or self._anything(parts['stop'])}")
         if not trigger:
             return "\n".join(["answer: form", *rules])
-        begin, space = self._text(tag), r"/[ \n]{0,2}/"
+        begin = self._text(tag)
+        # Where texts have a mark, too, the white space before one is a text.
+        space = r"/[ \n]{0,2}/" if parts.get("spaced", True) else ""
         if is_list:
             opened = self._text(opening.removeprefix(tag))
             # Of two texts that begin alike, llguidance reads the longer one: what both begin with stands before them.
@@ -152,13 +210,19 @@ class Lark:
             rules.append(f"json: {_json(closed(otherwise))}")
             return "\n".join([f"answer: json | {space} {begin} {calls}", *rules])
         if tag == "{":
-            return "\n".join([f"answer: TEXT | {begin} form", r"TEXT: /[ \n]*([^{ \n](.|\n)*)?/", *rules])
-        if self._marks_in(tag):  # which no text holds
+            begins = "|".join(map(_escaped, ("{", "<|python_tag|>", THINK)))
+            text = rf"TEXT: /(.|\n)*/ & ~/{_SPACE}({begins})(.|\n)*/"
+            return "\n".join([f"answer: TEXT | {begin} form", text, *rules])
+        # Parsers of texts read the tag however it is spelled, and what follows a thought's mark as the thought.
+        tagless = rf"~/(.|\n)*{_escaped(tag)}(.|\n)*/"
+        thoughtless = rf"~/{_SPACE}{THINK}(.|\n)*/"
+        text = rf"TEXT: /(.|\n)*/ & {tagless}"
+        if self._marks_in(tag):
             before, mark = self._before_mark(tag)
-            rules.append(rf"BEFORE: /(.|\n)*{_escaped(before)}/")
-            return "\n".join([f"answer: TEXT | BEFORE {mark} {calls} | {begin} {calls}", r"TEXT: /(.|\n)*/", *rules])
-        text = rf"TEXT: ~/(.|\n)*{_escaped(tag)}(.|\n)*/"
-        return "\n".join([f"answer: TEXT | first {calls}", rf"first[lazy]: /(.|\n)*{_escaped(tag)}/", text, *rules])
+            rules.append(rf"BEFORE: /(.|\n)*{_escaped(before)}/ & {tagless} & {thoughtless}")
+            return "\n".join([f"answer: TEXT | BEFORE {mark} {calls} | {begin} {calls}", text, *rules])
+        first = rf"first[lazy]: /(.|\n)*{_escaped(tag)}/ & {thoughtless}"
+        return "\n".join([f"answer: TEXT | first {calls}", first, text, *rules])
 
     def _form_text(self, text: str) -> str:
         """A text of a form, in which some parts stand for others."""
@@ -178,9 +242,28 @@ class Lark:
         if style in ("json", "compact"):
             yield f"{name}: {_json(closed(schema), compact=style == 'compact')}"
         elif style == "xml":
-            yield from self._elements(name, schema, ("<parameter=", ">\n", ">\n", "\n</parameter>\n"))
+            yield from self._elements(name, schema, _XML)
+        elif style[0] == UNQUOTED:
+            yield from self._unquoted(name, style[1])
         else:
             yield from self._elements(name, schema, style)
+
+    def _unquoted(self, name: str, quote: str) -> Iterator[str]:
+        """The rules of any arguments whose names have no quotes, and whose texts are between marks."""
+        terminal = name.upper()
+        mark = self._text(quote)
+        yield rf"{terminal}TEXT: /(.|\n)+/ & ~/(.|\n)*{_escaped(quote)}(.|\n)*/"
+        yield rf"{terminal}NAME: /[A-Za-z_][A-Za-z0-9_.\-]*/"
+        yield rf"{terminal}PLAIN: /true|false|null|-?(0|[1-9][0-9]{{0,15}})(\.[0-9]{{1,15}})?/"
+        plain = f"{name}d0"
+        yield f"{plain}: {mark} {terminal}TEXT? {mark} | {terminal}PLAIN"
+        for depth in range(1, _UNQUOTED_DEPTH):
+            inner = f"{name}d{depth - 1}"
+            yield f'{name}d{depth}: {plain} | {name}o{depth} | "[" ({inner} ("," {inner})*)? "]"'
+        for depth in range(1, _UNQUOTED_DEPTH + 1):
+            member = f'{terminal}NAME ":" {name}d{depth - 1}'
+            yield f'{name}o{depth}: "{{" ({member} ("," {member})*)? "}}"'
+        yield f"{name}: {name}o{_UNQUOTED_DEPTH}"
 
     def _elements(self, name: str, schema: Mapping[str, Any], style: Sequence[str]) -> Iterator[str]:
         """The rules of arguments that are elements in the schema's order, their texts without quotes."""
@@ -198,7 +281,7 @@ class Lark:
             opening = self._text(f"{begin}{parameter}{before_text if is_text else before_value}")
             yield f"{element}: {opening} {element}v"
             if not is_text:
-                yield f"{element}v: {element}j {self._text(end)}\n{element}j: {_json(_closed(one) | shared)}"
+                yield f"{element}v: {element}j {self._text(end)}\n{element}j: {_json(_endless(_closed(one) | shared))}"
             elif texts:
                 yield f"{element}v: ({' | '.join(map(self._text, texts))}) {self._text(end)}"
             elif pattern:
@@ -252,6 +335,21 @@ class Lark:
         )
 
 
+def _style_of(form: Sequence[Any]) -> Any:
+    """How the arguments of a form are written."""
+    return form[3] if len(form) > 3 else "json"
+
+
+def _ends_of(style: Any, what: str) -> tuple[str, ...]:
+    """The texts that end a name or a value which is written without quotes, as an element has it."""
+    if style[0] == UNQUOTED:
+        return ()
+    _, before_text, before_value, end = _XML if style == "xml" else style
+    if what == "the name":
+        return (before_text.strip()[:1], before_value.strip()[:1], "\n")
+    return (end.strip(),)
+
+
 def _escaped(text: str) -> str:
     """A text within a regular expression of Lark."""
     return re.sub(r"([\\^$.|?*+()\[\]{}/])", r"\\\1", text).replace("\n", r"\n")
@@ -281,3 +379,19 @@ def _closed(schema: Any) -> Any:
         else:
             closed[key] = _closed(value) if key in _NESTED else value
     return {"additionalProperties": False, **closed} if "properties" in schema else closed
+
+
+def _endless(schema: Any) -> Any:
+    """A schema whose texts do not spell the end of an element, which parsers look for in them, too."""
+    if isinstance(schema, list):
+        return [_endless(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, dict):
+            inner[key] = {name: _endless(one) for name, one in value.items()}
+        else:
+            inner[key] = _endless(value) if key in _NESTED else value
+    is_free = inner.get("type") == "string" and inner.keys().isdisjoint(_HELD_TEXTS)
+    return {**inner, "pattern": _NO_END} if is_free else inner

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 from jinja2.exceptions import TemplateError
 
@@ -18,7 +20,16 @@ from agl.trainer.rendering.reasoning import END_THINK, THINK, reasoning_state
 from agl.trainer.rendering.template_limits import GuardedTemplate, within_limits
 from agl.trainer.rendering.token_text import CONTEXT, TokenText
 from agl.trainer.rendering.toolchoice import CALL_ID, NAME, placeholder_call, rendered_call
-from agl.trainer.rendering.toolparsers import FORMATS, READ_MARKS, ParsedMessage, ToolFormat, assemble, detect
+from agl.trainer.rendering.toolparsers import (
+    FORMATS,
+    READ_MARKS,
+    ParsedMessage,
+    Piece,
+    ToolCall,
+    ToolFormat,
+    assemble,
+    detect,
+)
 
 _PROBE_TOOLS = [
     {
@@ -178,16 +189,51 @@ class ChatTemplate(TokenText):
 
     def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
         """The message in `ids`: an answer, with its forced beginning in front."""
-        ids = ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids
+        text = self.decode(ids[self._read(ids, tools)])
+        reasoning, text = self._parted(text, prompt)
+        return assemble(self._pieces(text, tools), reasoning)
+
+    def tokens_outside(self, ids: IntArray, tools: Tools, prompt: IntArray) -> set[int]:
+        """The places of tokens that are not read, and of those that tool calls were read from."""
+        read = self._read(ids, tools)
+        places = np.flatnonzero(read)
+        text = self.decode(ids[read])
+        at = len(text) - len(self._parted(text, prompt)[1])
+
+        def length(size: int) -> int:
+            return len(self.decode(ids[places[:size]]))
+
+        # A thought without a text has marks, too.
+        thought = places[: bisect.bisect_right(range(places.size + 1), at, key=length) - 1]
+        outside = {int(place) for place in (*np.flatnonzero(~read), *thought)}
+        for piece in self._pieces(text[at:], tools):
+            end = at + len(piece if isinstance(piece, str) else piece.raw)
+            if isinstance(piece, ToolCall) and end > at:
+                # Tokens that complete a character before it add none.
+                first = bisect.bisect_right(range(places.size + 1), at, key=length) - 1
+                last = bisect.bisect_left(range(places.size), end, key=length)
+                outside |= {int(place) for place in places[first:last]}
+            at = end
+        return outside
+
+    def _read(self, ids: IntArray, tools: Tools) -> npt.NDArray[np.bool_]:
+        """Which tokens of an answer are read: not the one that ends it, nor other control tokens."""
         # By their ids: a text that spells a control token is a text.
         kept = self._kept if tools else self._kept_without_tools
-        text = self.decode(ids[~np.isin(ids, [token for token in self._control_ids if token not in kept])])
-        reasoning = None
-        if self.thinks and (self._opens_reasoning(prompt) or text.lstrip().startswith(THINK)):
-            reasoning, _, text = text.lstrip().removeprefix(THINK).partition(END_THINK)
-            reasoning, text = reasoning.strip("\n"), text.lstrip("\n")
-        pieces = self._format(text, tools) if tools and self._format else iter([text])
-        return assemble(pieces, reasoning or None)
+        read = ~np.isin(ids, [token for token in self._control_ids if token not in kept])
+        if ids.size and int(ids[-1]) in self.stop_token_ids:
+            read[-1] = False
+        return read
+
+    def _parted(self, text: str, prompt: IntArray) -> tuple[str | None, str]:
+        """The thought of an answer, None without one, and the rest of it."""
+        if not (self.thinks and (self._opens_reasoning(prompt) or text.lstrip().startswith(THINK))):
+            return None, text
+        reasoning, _, text = text.lstrip().removeprefix(THINK).partition(END_THINK)
+        return reasoning.strip("\n") or None, text.lstrip("\n")
+
+    def _pieces(self, text: str, tools: Tools) -> Iterator[Piece]:
+        return self._format(text, tools) if tools and self._format else iter([text])
 
     def normalise(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """The messages in the form that `render` takes."""

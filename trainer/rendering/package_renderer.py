@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,6 +54,10 @@ class PackageRenderer(TokenText):
                 path=getattr(tokenizer, "name_or_path", None) or None,
             ) from error
         self._name = name
+        # Llama's parser takes what comes before it for the end of a prompt.
+        header = "<|end_header_id|>"
+        self._forgetting = {tokenizer.convert_tokens_to_ids(header)} if name == "llama-3" else set[int]()
+        self._later_thought = tokenizer.convert_tokens_to_ids("<|channel>") if name == "gemma4" else None
         self._proofs: dict[tuple[tuple[str, ...], bool, bool, bool], str | None] = {}
         self.stop_token_ids = tuple(int(i) for i in self._renderer.get_stop_token_ids())
         probe = self.parse(int_array(self.encode(f"{THINK}thought{END_THINK}answer")), None, int_array([]))
@@ -101,7 +106,7 @@ class PackageRenderer(TokenText):
 
     def parse(self, ids: IntArray, tools: Tools, prompt: IntArray) -> ParsedMessage:
         """The message in `ids`: an answer, with its forced beginning in front."""
-        answer = ids.tolist()
+        answer = self._readable(ids)
         tool_list = list(tools) if tools else None
         try:
             parsed = self._renderer.parse_response(answer, tools=tool_list, prompt_ids=prompt.tolist())
@@ -109,6 +114,9 @@ class PackageRenderer(TokenText):
             # JSON that Python does not read: nested too deep, or a number of too many digits.
             whole = answer[:-1] if answer and answer[-1] in self.stop_token_ids else answer
             return assemble(iter([self.decode(whole)]), None)
+        begun = self._begun_behind_a_text(parsed, answer, prompt)
+        if begun is not None:
+            return self._followed_by_text(answer, begun, tools, prompt)
         if not tools and (message := self._in_order(parsed, answer, prompt)) is not None:
             return message
         # Some parsers drop the space before a text only where a call follows it, and that around reasoning once it has
@@ -116,16 +124,59 @@ class PackageRenderer(TokenText):
         pieces = self._pieces(parsed.content.lstrip(), parsed.tool_calls, answer, bool(tools))
         return assemble(pieces, (parsed.reasoning_content or "").strip() or None)
 
+    def _readable(self, ids: IntArray) -> list[int]:
+        """An answer without the tokens at which the parser forgets what it has read before."""
+        answer = ids.tolist()
+        return [token for token in answer if token not in self._forgetting] if self._forgetting else answer
+
+    def tokens_outside(self, ids: IntArray, tools: Tools, prompt: IntArray) -> set[int]:
+        """The places of tokens that tool calls were read from."""
+        if not tools:
+            return set()
+        answer = self._readable(ids)
+        try:
+            parsed = self._renderer.parse_response(answer, tools=list(tools), prompt_ids=prompt.tolist())
+        except (ValueError, RecursionError):
+            return set()
+        return {
+            place
+            for call in parsed.tool_calls
+            if call.token_span and call.status in _READABLE
+            for place in range(*call.token_span)
+        }
+
+    def _begun_behind_a_text(self, parsed: Any, answer: list[int], prompt: IntArray) -> int | None:
+        """Where a thought begins behind a text and has no end, of a parser that forgets that text then; one with an end
+        is a text to it."""
+        if self._later_thought is None or parsed.reasoning_complete or self._later_thought not in answer[1:]:
+            return None
+        at = answer.index(self._later_thought, 1)
+        before = self._renderer.parse_response(answer[:at], tools=None, prompt_ids=prompt.tolist())
+        return at if before.reasoning_complete and answer[0] != self._later_thought else None
+
     def _in_order(self, parsed: Any, answer: list[int], prompt: IntArray) -> ParsedMessage | None:
         """A message with what looks like calls as text in its place; None if nothing does. Parsers put it last."""
+        if not parsed.tool_calls:
+            return None
         first = next((call.token_span[0] for call in parsed.tool_calls if call.token_span), None)
         if first is None:
-            return None
-        before = self._renderer.parse_response(answer[:first], tools=None, prompt_ids=prompt.tolist())
-        reasoning = (before.reasoning_content or "").strip() or None
+            # One in letters is read with the token that ends it.
+            first = (
+                bisect.bisect_left(range(len(answer)), True, key=lambda size: self._has_calls(answer[:size], prompt))
+                - 1
+            )
+        return self._followed_by_text(answer, first, None, prompt)
+
+    def _followed_by_text(self, answer: list[int], place: int, tools: Tools, prompt: IntArray) -> ParsedMessage:
+        """An answer that is read up to a place and is text from there on, with the space between them."""
+        before = self.parse(int_array(answer[:place]), tools, prompt)
+        read = self.decode(answer[:place])
+        space = read[len(read.rstrip()) :] if before.content else ""
         end = len(answer) - (answer[-1] in self.stop_token_ids)
-        text = before.content.lstrip() + self.decode(answer[first:end])
-        return assemble(iter([text]), reasoning)
+        return replace(before, content=before.content + space + self.decode(answer[place:end]))
+
+    def _has_calls(self, answer: list[int], prompt: IntArray) -> bool:
+        return bool(self._renderer.parse_response(answer, tools=None, prompt_ids=prompt.tolist()).tool_calls)
 
     def _bridge(
         self, old: list[int], sampled: list[int], messages: list[dict[str, Any]], tools: Tools

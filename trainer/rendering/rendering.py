@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -168,6 +170,15 @@ class Rendering:
             apart = self._apart[call.pair] = self.first_call_size(ids, tools) < len(ids)
         return apart
 
+    @functools.cached_property
+    def reads_several_calls(self) -> bool:
+        """Whether the parser reads each of several calls, which an answer may have only then."""
+        call = self.possible_call(PLACEHOLDER_TOOLS)
+        if call is None:
+            return True
+        written = call.two.replace(COUNT, FIRST_COUNT)
+        return len(self.parse(self._model.encode(written), PLACEHOLDER_TOOLS).tool_calls) == 2
+
     def extend(
         self,
         previous_prompt_ids: Ids,
@@ -315,24 +326,81 @@ class Rendering:
         begun = text.lstrip().startswith(THINK) or self.reasoning(_array(prompt_ids)) == "open"
         return begun and END_THINK not in text
 
-    def reasoning_size(self, response_ids: Ids, parsed: ParsedMessage, *, prompt_ids: Ids = ()) -> int:
-        """How many of the sampled tokens are reasoning, the marks around it included.
+    def reasoning_places(self, response_ids: Ids, parsed: ParsedMessage, *, prompt_ids: Ids = ()) -> set[int]:
+        """The places of the sampled tokens that are reasoning, the marks around it included.
 
         Args:
             response_ids, prompt_ids: as for `parse`; reasoning is never forced. parsed: the result of `parse`.
         """
-        ids, before = _array(response_ids), _array(prompt_ids)
+        if not parsed.reasoning:
+            return set()
+        ids, before = self._without_stop(_array(response_ids)), _array(prompt_ids)
+
+        def read(size: int) -> ParsedMessage:
+            return self._model.parse(ids[:size], None, before)
 
         def ended(size: int) -> bool:
             return END_THINK in self._model.decode(ids[:size])
 
         def holds_all(size: int) -> bool:
-            return self._model.parse(ids[:size], None, before).reasoning == parsed.reasoning
+            return read(size).reasoning == parsed.reasoning
 
-        if not parsed.reasoning:
-            return 0
-        # Without this mark, the answer was cut, or has others.
-        return bisect.bisect_left(range(ids.size), True, key=ended if ended(ids.size) else holds_all)
+        sizes = range(ids.size)
+        if ended(ids.size):
+            size = bisect.bisect_left(sizes, True, key=ended)
+            if holds_all(size) and not read(size - 1).content:
+                return {*range(size)}
+        # Some parsers find thoughts after a text, too.
+        text = self._model.decode(ids)
+        begun = THINK if self.reasoning(before) == "open" else ""
+        thoughts = [*re.finditer(f"{THINK}(.*?)(?:{END_THINK}|\\Z)", begun + text, re.S)]
+        # A mark that begins a thought again is no text of it.
+        if "".join(thought[1] for thought in thoughts).replace(THINK, "").strip() == parsed.reasoning.strip():
+            spans = [(thought.start() - len(begun), thought.end() - len(begun)) for thought in thoughts]
+            return self._places_within(ids, spans)
+        # Without its mark, the answer was cut, or has others.
+        return {*range(bisect.bisect_left(sizes, True, key=holds_all))}
+
+    def _places_within(self, ids: IntArray, spans: Sequence[tuple[int, int]]) -> set[int]:
+        """The places of the tokens that make up these parts of a text, in characters."""
+        ends = [len(self._model.decode(ids[: place + 1])) for place in range(ids.size)]
+        starts = [0, *ends][: ids.size]
+        return {
+            place
+            for place in range(ids.size)
+            if any(starts[place] < last and ends[place] > first for first, last in spans)
+        }
+
+    def _empty_thought(self, ids: IntArray, parsed: ParsedMessage) -> set[int]:
+        """The places of the marks around a thought without a text, where the parser has left them out."""
+        marks = re.match(rf"\s*(?:{THINK})?\s*{END_THINK}", self._model.decode(ids))
+        if marks is None or parsed.content.lstrip().startswith(marks.group().strip()):
+            return set()
+        return {
+            *range(bisect.bisect_left(range(ids.size), marks.end(), key=lambda n: len(self._model.decode(ids[:n]))))
+        }
+
+    def tokens_outside(
+        self,
+        response_ids: Ids,
+        parsed: ParsedMessage,
+        tools: Tools = None,
+        *,
+        forced_ids: Ids = (),
+        prompt_ids: Ids = (),
+    ) -> set[int]:
+        """The places of the sampled tokens that no content is made of: reasoning, calls, and what parsers leave out.
+
+        Args:
+            response_ids, tools, forced_ids, prompt_ids: as for `parse`. parsed: its result.
+        """
+        forced = len(forced_ids)
+        before = _array(prompt_ids[: len(prompt_ids) - forced])
+        answer = np.concatenate([_array(forced_ids), _array(response_ids)])
+        thought = self.reasoning_places(response_ids, parsed, prompt_ids=prompt_ids)
+        if not thought and self.always_reads_calls:
+            thought = self._empty_thought(_array(response_ids), parsed)
+        return thought | {place - forced for place in self._model.tokens_outside(answer, tools or None, before)}
 
     def _without_stop(self, ids: IntArray) -> IntArray:
         return ids[:-1] if ids.size and int(ids[-1]) in self.stop_token_ids else ids

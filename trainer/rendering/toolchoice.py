@@ -38,10 +38,12 @@ PLACEHOLDER_TOOLS = (
     },
 )
 
-Style = str | tuple[str, str, str, str]
+Style = str | tuple[str, str] | tuple[str, str, str, str]
 """How arguments are written: as JSON ("json"), as JSON without spaces ("compact"), as XML elements like Qwen3-Coder's
 ("xml"), or as other elements: what begins one, what is between its name and a text, what is between its name and any
-other value, and what ends it."""
+other value, and what ends it. Or like Gemma's (`UNQUOTED` and the mark around texts): JSON without spaces whose names
+have no quotes."""
+UNQUOTED = "unquoted"
 Form = tuple[str, dict[str, Any], str, Style]
 Forms = tuple[Form, ...]
 
@@ -55,7 +57,9 @@ class ForcedCall:
         rests: the ways to end it: text, the JSON schema of the arguments that follow it, text up to the end of the
             answer (`CALL_ID` in it stands for any id of nine letters and digits, `COUNT` for any number), and how
             arguments are written. Empty where the template writes them in another form.
+        loose: `rests` of calls with any arguments, where these are written in a form that is held to no schema.
         begin: the text of each call before its name.
+        single: the text of one call.
         pair: the text of two calls; "" where the template writes one.
         section: the texts before, between and after several calls, where these have one mark around all of them.
         is_text: whether other answers hold none of the marks that begin a call.
@@ -63,7 +67,9 @@ class ForcedCall:
 
     opening: str
     rests: Forms
+    loose: Forms = ()
     begin: str = ""
+    single: str = ""
     pair: str = ""
     section: tuple[str, str, str] | None = None
     is_text: bool = True
@@ -77,12 +83,18 @@ class ForcedCall:
 
     @property
     def forms(self) -> Forms:
-        """The whole calls, in the form of `rests`; without the texts of the section around them."""
+        """The whole calls, in the form of `rests` or, where there are none, of `loose`; without the texts of a section
+        around them."""
         opening, closing = (self.section[0], self.section[2]) if self.section else ("", "")
         return tuple(
             ((self._after_reasoning + text).removeprefix(opening), schema, close.removesuffix(closing), style)
-            for text, schema, close, style in self.rests
+            for text, schema, close, style in self.rests or self.loose
         )
+
+    @property
+    def two(self) -> str:
+        """The text of two calls, as the template writes them or, where it writes one, one behind the other."""
+        return self.pair or f"{self.single}\n{self.single}"
 
     @property
     def marks(self) -> tuple[str, str]:
@@ -205,20 +217,26 @@ def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[
         )
     before, _, after = call.partition(name)
     opening = before
+    single = min((call.partition(end)[0] for end in ends if end in call), key=len, default=call)
     form = _form(render, tools, name, after)
+    loose = _unquoted(after) if form is None else None
     if name is not NAME:
-        if form is None:
+        if loose is not None:
+            between = ""
+        elif form is None:
             between = re.sub(r"(\{\s*\"|<[^<>]*)$", "", after[: after.index(KEY)]).removesuffix("<arg_key>")
         else:
             between = form[0]
         opening = (before + name + between).rstrip(" ")
         schemas = {name: schemas[name]}
+    is_text = _is_text(render, tools, opening)
     if form is None:
-        return ForcedCall(opening, (), is_text=_is_text(render, tools, opening))
+        calls = tuple(((before + tool)[len(opening) :], {}, loose[1], loose[0]) for tool in schemas) if loose else ()
+        return ForcedCall(opening, (), calls, single=single, is_text=is_text)
     between, rest, style = form
     close = min((rest.partition(end)[0] for end in ends if end in rest), key=len, default=None)
     if close is None or CALL_ID in between + ("" if "[TOOL_CALLS]" in before else close):
-        return ForcedCall(opening, (), is_text=_is_text(render, tools, opening))
+        return ForcedCall(opening, (), single=single, is_text=is_text)
     # Some write the name twice.
     texts = {tool: before + tool + between.replace(name, tool) for tool in schemas}
     rests = tuple((texts[tool][len(opening) :], schema, close, style) for tool, schema in schemas.items())
@@ -227,7 +245,7 @@ def forced_call(render: Render, tools: Tools, force: str | bool, ends: Sequence[
     section = _section(pair, name, begin, close)
     begin = begin.removeprefix(section[0]) if section else begin
     pair = min((pair.partition(end)[0] for end in ends if end in pair), key=len, default=pair)
-    return ForcedCall(opening, rests, begin, pair, section, _is_text(render, tools, opening))
+    return ForcedCall(opening, rests, (), begin, single, pair, section, is_text)
 
 
 def _form(render: Render, tools: Tools, name: str, after: str) -> tuple[str, str, Style] | None:
@@ -257,6 +275,16 @@ def _form(render: Render, tools: Tools, name: str, after: str) -> tuple[str, str
     if not (end and element and begin.endswith(element) and after_value.startswith(end) and value):
         return None
     return begin.removesuffix(element), after_value.removeprefix(end), (element, text, value, end)
+
+
+def _unquoted(after: str) -> tuple[Style, str] | None:
+    """How arguments without quotes are written, and what ends the call behind them; None for another way.
+
+    Args:
+        after: as of `_form`.
+    """
+    found = re.match(rf"\{{{KEY}:(<[^<>]+>){VALUE}\1\}}(<[^<>]+>)", after)
+    return ((UNQUOTED, found[1]), found[2]) if found else None
 
 
 def _pair(render: Render, tools: Tools, name: str) -> str:

@@ -6,7 +6,7 @@ import bisect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agl.trainer.rendering.normalise import Tools
@@ -19,11 +19,13 @@ class ToolCall:
     Attributes:
         name: of the tool. id: that the model sampled.
         arguments: the text of a JSON object that every parser reads.
+        raw: the text that it was read from, where the parser is one of `FORMATS`.
     """
 
     name: str
     arguments: str
     id: str | None = None
+    raw: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def tool_call(name: str, arguments: dict[str, Any], raw: str, call_id: str | Non
     except ValueError:
         finite = json.loads(json.dumps(arguments), parse_constant=lambda _: None)
         text = json.dumps(finite, ensure_ascii=False)
-    return ToolCall(name, text.encode(errors="replace").decode(), call_id)
+    return ToolCall(name, text.encode(errors="replace").decode(), call_id, raw)
 
 
 def _depth_exceeds(value: Any, most: int) -> bool:
@@ -222,7 +224,9 @@ def mistral(text: str, tools: Tools) -> Iterator[Piece]:
         if wasted <= WASTED * len(text):
             calls, end = _mistral_calls(text, body)
         if calls is not None and not any(isinstance(call, Malformed) for call in calls):
-            yield from calls
+            # All of them are one text, mark included.
+            yield replace(calls[0], raw=text[start:end])
+            yield from (replace(call, raw="") for call in calls[1:])
             at = end
             continue
         wasted += end - body

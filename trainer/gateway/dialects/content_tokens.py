@@ -5,14 +5,14 @@ Invariant: tokens that are taken with beginnings of a content are those that are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
-from agl.trainer.gateway.calls import Reply
+from agl.trainer.gateway.calls import ChatRequest, Choice, Reply
 from agl.trainer.gateway.dialects.common import logprob_entries
-from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.rendering import Rendering
 from agl.trainer.rendering.token_text import CONTEXT
+from agl.trainer.rendering.toolparsers import ParsedMessage
 
 _PARTIAL = "\ufffd"
 """What a token decodes to that is the first part of a character."""
@@ -38,19 +38,19 @@ class ContentTokens:
         self._last: int | None = None
         """The last token that is a part of the content."""
 
-    def take(self, ids: Sequence[int], content: str, reasoning: int, *, whole: bool) -> list[int]:
+    def take(self, ids: Sequence[int], content: str, outside: Set[int], *, whole: bool) -> list[int]:
         """The places of the tokens that were not taken before.
 
         Args:
             ids: sampled so far.
             content: the text that they make up so far.
-            reasoning: how many of them are reasoning.
+            outside: the places of those that are none of its tokens: see `Rendering.tokens_outside`.
             whole: whether that is all of the answer; until then, a token waits until all of its text is in the content.
         """
         taken = []
         end = len(ids) - bool(len(ids) and ids[-1] in self._rendering.stop_token_ids)
         while self._next < end:
-            found = self._next >= reasoning and self._characters(ids, content[self._length :], whole=whole)
+            found = self._next not in outside and self._characters(ids, content[self._length :], whole=whole)
             if found is None:
                 return taken
             if found is not False:
@@ -87,8 +87,8 @@ class ContentTokens:
             return False
         if not whole:
             return None
-        # The marks of an empty reasoning are no beginning of a text.
-        return len(left) if left and text not in (THINK, END_THINK) else False
+        # A stop text within the token has ended the content.
+        return len(left) or False
 
     def _added(self, ids: Sequence[int], first: int, before: int, *, whole: bool) -> str | None:
         """The text that the next token adds, with its last character whole if later tokens complete it; None if these
@@ -109,9 +109,24 @@ class ContentTokens:
         return text
 
 
-def content_logprobs(reply: Reply, rendering: Rendering, *, every: bool = False) -> list[dict[str, Any]]:
+def tokens_outside(
+    rendering: Rendering, request: ChatRequest, choice: Choice, parsed: ParsedMessage, ids: Any
+) -> Set[int]:
+    """The places of an answer's tokens that no content is made of."""
+    if choice.grammar and not (parsed.tool_calls or parsed.malformed):
+        # JSON of a schema is a text, whatever it spells.
+        return rendering.reasoning_places(ids, parsed, prompt_ids=choice.prompt)
+    return rendering.tokens_outside(ids, parsed, request.tools, forced_ids=choice.forced, prompt_ids=choice.prompt)
+
+
+def content_logprobs(
+    reply: Reply, rendering: Rendering, request: ChatRequest, *, every: bool = False
+) -> list[dict[str, Any]]:
     """The log-probs of a whole answer's content, as OpenAI has them; with `every`, of all of its tokens."""
+    assert reply.choice is not None
+    assert reply.parsed is not None
     ids = reply.completion.token_ids.tolist()
     content = reply.message.get("content") or ""
-    places = ContentTokens(rendering, every=every).take(ids, content, reply.reasoning_tokens, whole=True)
+    outside = tokens_outside(rendering, request, reply.choice, reply.parsed, ids)
+    places = ContentTokens(rendering, every=every).take(ids, content, outside, whole=True)
     return logprob_entries(reply.completion, rendering, places)

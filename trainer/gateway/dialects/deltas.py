@@ -12,10 +12,10 @@ from typing import Any
 from agl.trainer.engines.base import Completion
 from agl.trainer.gateway.calls import ChatRequest, Choice, Reply, cut_at_stop
 from agl.trainer.gateway.dialects.common import logprob_entries
-from agl.trainer.gateway.dialects.content_tokens import ContentTokens
+from agl.trainer.gateway.dialects.content_tokens import ContentTokens, tokens_outside
 from agl.trainer.rendering.reasoning import END_THINK, THINK
 from agl.trainer.rendering.rendering import Rendering
-from agl.trainer.rendering.toolchoice import may_become_call
+from agl.trainer.rendering.toolchoice import PLACEHOLDER_TOOLS, may_become_call
 from agl.trainer.rendering.toolparsers import ParsedMessage
 
 TOOL_MARKER_LENGTH = 24
@@ -35,19 +35,22 @@ class MessageDeltas:
     def __init__(self, request: ChatRequest, rendering: Rendering, *, every_token: bool = False) -> None:
         self._request, self._rendering = request, rendering
         stop = max((len(s) for s in request.sampling.stop), default=0)
-        # How many characters at the end of the reasoning and of the text may become part of something else.
-        self._reasoning_held_back = max(stop, len(END_THINK))
         # Parsers of the `renderers` package know tool calls also where a request has no tools.
         self._knows_calls = bool(request.tools) or rendering.always_reads_calls
-        self._held_back = max(stop, TOOL_MARKER_LENGTH) if self._knows_calls else stop
+        known_tools = request.tools or PLACEHOLDER_TOOLS
+        call = rendering.possible_call(known_tools) if rendering.always_reads_calls else None
+        # What begins a call, unless that is JSON without a mark.
+        self._mark = call.trigger.strip(" \n{") if call else ""
+        # How many characters at the end of the reasoning and of the text may become part of something else.
+        self._reasoning_held_back = max(stop, len(END_THINK), len(self._mark))
+        self._held_back = max(stop, TOOL_MARKER_LENGTH, len(self._mark)) if self._knows_calls else stop
         # Per choice: the text and the reasoning sent, whether the role was sent, and how many tokens were parsed.
         self._sent = [""] * request.n
         self._reasoned = [""] * request.n
         self._started = [False] * request.n
         self._parsed = [0] * request.n
-        # Per choice, for log-probs: how tokens were parsed last, how many are reasoning, which make up the text.
-        self._last_parsed: list[ParsedMessage | None] = [None] * request.n
-        self._reasoning_tokens: list[int | None] = [None] * request.n
+        # Per choice, for log-probs: how its tokens were parsed last, and which of them make up the text.
+        self._last_parsed: list[tuple[Choice, ParsedMessage] | None] = [None] * request.n
         self._tokens = [ContentTokens(rendering, every=every_token) for _ in range(request.n)]
 
     def push(self, choice: Choice) -> Iterator[Delta]:
@@ -71,13 +74,16 @@ class MessageDeltas:
         # Some parsers read a call that is drafted within a thought as one until the thought has ended.
         if not cut.content or self._rendering.is_thinking(choice.ids, prompt_ids=choice.prompt):
             # White space at the end is dropped when text follows.
-            yield from self._reasoning(k, _certain(cut.reasoning or "", self._reasoning_held_back).rstrip())
+            # And a call may end a thought.
+            thought = self._before_mark(cut.reasoning or "")
+            yield from self._reasoning(k, _certain(thought, self._reasoning_held_back).rstrip())
             return
         if self._rendering.always_reads_calls and (
             self._is_within_a_later_thought(choice) or self._begins_like_a_call(cut.content, choice.grammar)
         ):
             return
-        text = _certain(cut.content, self._held_back)
+        # Some parsers of the package read a call in letters once it has ended.
+        text = _certain(self._before_mark(cut.content), self._held_back)
         if self._knows_calls:
             # White space around the text is dropped when tool calls follow.
             text = "" if text[:1].isspace() else text.rstrip()
@@ -85,13 +91,16 @@ class MessageDeltas:
         if text.isspace() or (not cut.reasoning and THINK.startswith(text.lstrip())):
             return
         if text:
-            self._last_parsed[k] = parsed
+            self._last_parsed[k] = choice, parsed
             yield from self._text(k, text, cut.reasoning)
 
     def _is_within_a_later_thought(self, choice: Choice) -> bool:
         """Whether a thought has begun after a text and has no end yet, so that what follows becomes reasoning."""
         text = self._rendering.decode(choice.ids)
         return text.rfind(THINK) > text.rfind(END_THINK)
+
+    def _before_mark(self, text: str) -> str:
+        return text.partition(self._mark)[0] if self._mark else text
 
     def _begins_like_a_call(self, text: str, grammar: str) -> bool:
         """Whether a text is the beginning of JSON that may become a call, where calls have no mark."""
@@ -107,7 +116,8 @@ class MessageDeltas:
     def finish(self, number: int, reply: Reply) -> Iterator[Delta]:
         """Deltas that complete a choice."""
         yield from self._start(number)
-        self._reasoning_tokens[number] = reply.reasoning_tokens
+        if reply.choice is not None and reply.parsed is not None:
+            self._last_parsed[number] = reply.choice, reply.parsed
         yield from self._text(number, reply.message.get("content") or "", reply.message.get("reasoning_content"))
         for k, call in enumerate(reply.message.get("tool_calls") or ()):
             yield {"tool_calls": [{"index": k, **call}]}
@@ -115,19 +125,11 @@ class MessageDeltas:
     def logprobs(self, number: int, sampled: Choice | Completion, *, rest: bool = False) -> list[dict[str, Any]]:
         """The log-probs that belong to a choice's delta of text, right after it: of the tokens whose text the deltas
         hold by now, without those of earlier deltas; with `rest`, of all that are left."""
-        if isinstance(sampled, Choice):
-            ids = sampled.ids
-            prompt = sampled.prompt
-        else:
-            ids = sampled.token_ids.tolist()
-            prompt = ()
-        reasoning = self._reasoning_tokens[number]
-        parsed = self._last_parsed[number]
-        if reasoning is None:
-            assert parsed is not None
-            reasoning = self._rendering.reasoning_size(ids, parsed, prompt_ids=prompt)
-            self._reasoning_tokens[number] = reasoning
-        places = self._tokens[number].take(ids, self._sent[number], reasoning, whole=rest)
+        ids = sampled.ids if isinstance(sampled, Choice) else sampled.token_ids.tolist()
+        last = self._last_parsed[number]
+        assert last is not None
+        outside = tokens_outside(self._rendering, self._request, *last, ids)
+        places = self._tokens[number].take(ids, self._sent[number], outside, whole=rest)
         return logprob_entries(sampled, self._rendering, places)
 
     def _start(self, k: int) -> Iterator[Delta]:

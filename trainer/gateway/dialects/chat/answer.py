@@ -59,4 +59,5 @@ def logprobs(request: ChatCompletionsRequest, reply: Reply, rendering: Rendering
     """A choice's log-probs, if the request has `logprobs`. With the ids of all tokens they are those of all tokens."""
     if not request.body.logprobs:
         return None
-    return {"content": content_logprobs(reply, rendering, every=bool(request.body.return_token_ids)), "refusal": None}
+    every = bool(request.body.return_token_ids)
+    return {"content": content_logprobs(reply, rendering, request.chat, every=every), "refusal": None}

@@ -57,7 +57,10 @@ def usage(counts: TokenCounts) -> dict[str, Any]:
 
 
 def stop_fields(reply: Reply, chat: ChatRequest, served: ServedPolicy) -> dict[str, str | None]:
-    """Why the answer ended, and the stop text that ended it."""
+    """Why the answer ended, and the stop text that ended it.
+
+    As Anthropic documents `stop_sequences`, an answer that one of them ended says so, also one that has called tools.
+    """
     if reply.stop_text is not None:
         return {"stop_reason": "stop_sequence", "stop_sequence": reply.stop_text}
     reason = {"length": "max_tokens", "tool_calls": "tool_use"}.get(reply.finish_reason, "end_turn")

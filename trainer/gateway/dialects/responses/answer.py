@@ -38,7 +38,7 @@ def finished_response(
         created: epoch seconds.
     """
     response_id = pending.response_id
-    logprobs = content_logprobs(reply, served.rendering) if request.logprobs else []
+    logprobs = content_logprobs(reply, served.rendering, request.chat) if request.logprobs else []
     items = _output(response_id, reply, logprobs, sealing=request.seals)
     cut_short = reply.finish_reason == "length"
     response = response_object(
