@@ -27,8 +27,10 @@ def record_failed_call(
 
     Args:
         arguments: of the tool call, as for `scopes.tool_run`; None if unknown.
-        text: the result that the model got. parent: the calling agent's scope; the current one if None.
-        agent: the calling agent; the scope's agent if None. issued_by: as of `scopes.tool_run`.
+        text: the result that the model got.
+        parent: the calling agent's scope; the current one if None.
+        agent: the calling agent; the scope's agent if None.
+        issued_by: as of `scopes.tool_run`.
     """
     here = parent or tracing.current()
     if here is None or not call_id or _has_span(here.rollout, call_id):

@@ -19,7 +19,8 @@ class _Patch:
     """One replaced attribute.
 
     Attributes:
-        original: the value in the class's `__dict__`; None if it was inherited. replacement: the value now.
+        original: the value in the class's `__dict__`; None if it was inherited.
+        replacement: the value now.
     """
 
     cls: Any

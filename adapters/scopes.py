@@ -83,7 +83,8 @@ def model_call(
     """A model call's scope, within which its SDK request is routed; None outside a rollout.
 
     Args:
-        model: the request's model. provider: `gen_ai.provider.name`, such as "openai".
+        model: the request's model.
+        provider: `gen_ai.provider.name`, such as "openai".
         agent: the calling agent; the parent's agent if None.
     """
     request = {semconv.REQUEST_MODEL: model, semconv.PROVIDER_NAME: provider, **(attributes or {})}

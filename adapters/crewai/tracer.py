@@ -81,7 +81,8 @@ class _Run:
     """What the tool of one call did last: crewai tries some calls again.
 
     Attributes:
-        error: the exception that it raised. returned: what it returned, of which crewai makes a text.
+        error: the exception that it raised.
+        returned: what it returned, of which crewai makes a text.
     """
 
     error: BaseException | None = None

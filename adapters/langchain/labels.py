@@ -21,7 +21,8 @@ class Label(NamedTuple):
 
     Attributes:
         agent: the agent; None = the agent of the surrounding run.
-        name: the name of a `create_agent`, of this run or inherited. node: the graph's node, likewise.
+        name: the name of a `create_agent`, of this run or inherited.
+        node: the graph's node, likewise.
         is_node: whether the run is that node.
     """
 

@@ -27,7 +27,9 @@ class Hit:
     """An entry that a search has found.
 
     Attributes:
-        namespace, key: identify it. value: a JSON value. text: what the search has read.
+        namespace, key: identify it.
+        value: a JSON value.
+        text: what the search has read.
         score: what it is ranked by, higher is better; None without a query.
         created_at, updated_at: seconds since the epoch.
     """
@@ -103,10 +105,12 @@ def search(
     Found is what was there when the step began, without what rollouts of the same task have written.
 
     Args:
-        query: what to look for; None for what matters most. k: how many entries at most.
+        query: what to look for; None for what matters most.
+        k: how many entries at most.
         namespace: where to look, and below; None for the agent's own.
         filter: only entries whose values have these fields; a field may be compared: {"n": {"$gt": 1}}.
-        offset: how many of the best to leave out. key: only the entry with this key.
+        offset: how many of the best to leave out.
+        key: only the entry with this key.
 
     Raises:
         RolloutError: the memory cannot be read.
@@ -142,7 +146,8 @@ def put(value: Any, *, namespace: Sequence[str] | None = None, key: str | None =
     """Keep a JSON value for later steps, if this rollout succeeds; a value of None deletes the key.
 
     Args:
-        namespace: where; None for the agent's own. key: replaces the entry with this key; None = one made of the text.
+        namespace: where; None for the agent's own.
+        key: replaces the entry with this key; None = one made of the text.
         text: what searches read; None for all texts in the value.
 
     Returns:
@@ -184,7 +189,8 @@ def tools(memory: Any = None, *, k: int = 3, max_tokens: int = 200) -> list[Call
 
     Args:
         memory: an `agl.Memory`, used outside of rollouts; None: there they find and keep nothing.
-        k: entries per search. max_tokens: of a search's result (`quoted`).
+        k: entries per search.
+        max_tokens: of a search's result (`quoted`).
     """
 
     def recall(query: str) -> str:

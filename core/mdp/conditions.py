@@ -64,7 +64,8 @@ class Comparison(Condition):
 
     Attributes:
         name: of the reward; None for the sum of all primary ones.
-        relation: ">=", ">", "<=", "<", "==" or "!=". value: the number.
+        relation: ">=", ">", "<=", "<", "==" or "!=".
+        value: the number.
     """
 
     name: str | None
@@ -193,7 +194,8 @@ def condition(where: Where, *, option: str = "where") -> Callable[[AttemptTrajec
     """The predicate that `where=` describes; None wants everything.
 
     Args:
-        where: as above. option: the option's name in errors.
+        where: as above.
+        option: the option's name in errors.
 
     Raises:
         ConfigError: it is none of these, or a text that is no condition.

@@ -51,7 +51,10 @@ class Fault:
     """Why an attempt ended with an exception that a policy caused.
 
     Attributes:
-        cause: a key of `CAUSES`. agent: whose answer it was. call_id: the call that gave it. error: what was raised.
+        cause: a key of `CAUSES`.
+        agent: whose answer it was.
+        call_id: the call that gave it.
+        error: what was raised.
     """
 
     cause: str

@@ -29,7 +29,8 @@ def lost_answers(calls: Sequence[Call], spans: Sequence[Span]) -> list[Call]:
     has neither: what it drops unread after it was sent whole counts as received.
 
     Args:
-        calls: of one attempt. spans: likewise.
+        calls: of one attempt.
+        spans: likewise.
     """
     received = {s.span_id: s.attributes[semconv.RECEIVED] for s in spans if semconv.RECEIVED in s.attributes}
     known = {s.span_id for s in spans}

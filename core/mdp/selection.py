@@ -61,7 +61,8 @@ class Selection:
         """Refuse names that are none of these agents'. A pattern may be for agents that are seldom called.
 
         Args:
-            agents: those that made calls. place: where they were seen, as in "in 8 rollouts".
+            agents: those that made calls.
+            place: where they were seen, as in "in 8 rollouts".
 
         Raises:
             NoAgentMatchedError: a name is nobody's.

@@ -212,7 +212,8 @@ class _RowBuilder:
     """A row under construction.
 
     Attributes:
-        members_C: the calls in it so far. root: an empty segment in which every row begins; of what several calls
+        members_C: the calls in it so far.
+        root: an empty segment in which every row begins; of what several calls
             have in common, the tree below has the first call's tokens alone. arrays: per field of `TrainingRow`, one
             per call.
     """

@@ -113,8 +113,11 @@ def recorded(
     """A span that agl makes of what it knows of an attempt, without OpenTelemetry's SDK.
 
     Args:
-        kind: `gen_ai.operation.name`. name: the rest of the span's name. attributes: those that are None are left out.
-        error: why it failed. span_id: a random one if None.
+        kind: `gen_ai.operation.name`.
+        name: the rest of the span's name.
+        attributes: those that are None are left out.
+        error: why it failed.
+        span_id: a random one if None.
     """
     facts = {
         semconv.OPERATION_NAME: kind,

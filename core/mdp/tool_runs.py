@@ -27,8 +27,10 @@ class _Issued:
     """A tool call of a model's answer.
 
     Attributes:
-        id, name: of the tool call. arguments: as JSON values.
-        agent: the agent that issued it. chat: id of the `chat` span of the answer; None for none.
+        id, name: of the tool call.
+        arguments: as JSON values.
+        agent: the agent that issued it.
+        chat: id of the `chat` span of the answer; None for none.
         position: of that span among the spans; -1 where it is unknown.
     """
 

@@ -117,7 +117,8 @@ def without_superseded(entries: Sequence[T], reward_of: Callable[[T], Reward]) -
     """Every reward but labels that a later one of the same name replaces or withdraws.
 
     Args:
-        entries: of an attempt, in order of time. reward_of: the reward in each.
+        entries: of an attempt, in order of time.
+        reward_of: the reward in each.
     """
     labels = {reward.name: reward for reward in map(reward_of, entries) if reward.source == semconv.LABEL}
     standing = {id(reward) for reward in labels.values() if not math.isnan(reward.value)}

@@ -27,7 +27,8 @@ class ToolCall:
     """A tool call of a model.
 
     Attributes:
-        id: "" for none. name: of the tool.
+        id: "" for none.
+        name: of the tool.
         arguments: JSON text as the model wrote it, or the value that an API or a framework parsed.
     """
 
@@ -49,7 +50,8 @@ class ToolResult:
 
     Attributes:
         id: of the call that it answers; "" for none.
-        content: a text, or the unchanged parts if one of them is not text. failed: whether it is marked as an error.
+        content: a text, or the unchanged parts if one of them is not text.
+        failed: whether it is marked as an error.
     """
 
     id: str
@@ -78,7 +80,8 @@ class Message:
 
     Attributes:
         role: "system", "developer", "user", "assistant" or "tool"; APIs may have further ones.
-        parts: in order. name: of who speaks, where there are several of a role.
+        parts: in order.
+        name: of who speaks, where there are several of a role.
     """
 
     role: str

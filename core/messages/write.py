@@ -62,7 +62,8 @@ def answer_json(choices: Any, reasons: Sequence[str] = ()) -> str:
     """The value of `gen_ai.output.messages`: the answers that an API or a framework gave, in OpenTelemetry's form.
 
     Args:
-        choices: as for `read.answers`; an unknown form is recorded unchanged. reasons: finish reason of each.
+        choices: as for `read.answers`; an unknown form is recorded unchanged.
+        reasons: finish reason of each.
     """
     try:
         return to_json(read.answers(choices), reasons)

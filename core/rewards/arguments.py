@@ -213,7 +213,8 @@ def _contradicts(places: Sequence[str], taken: Mapping[str, str], values: tuple[
     """Whether the names of a function's first arguments say something else than their places.
 
     Args:
-        places: those names. taken: argument -> the value that it would get.
+        places: those names.
+        taken: argument -> the value that it would get.
     """
     named = [_by_name(name, values) for name in places]
     meant = [next((value for value in values if name in _SYNONYMS[value]), None) for name in places]

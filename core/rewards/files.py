@@ -32,7 +32,8 @@ def read_text(
     of the grader's, and a link above the file, are logged. Needs a POSIX system.
 
     Args:
-        path: of the file. default: the result if no regular file of at most `max_bytes` can be read there.
+        path: of the file.
+        default: the result if no regular file of at most `max_bytes` can be read there.
         folder: that was given to the policy; nothing outside is read. Needed where you yourself made a link above it.
         max_bytes: of the file.
 
@@ -113,7 +114,8 @@ def _read(name: str, directory: int, max_bytes: int) -> bytes | None:
     """The bytes of a file in `directory`; None if it is no regular file, or has more than `max_bytes`.
 
     Raises:
-        OSError: it cannot be opened or read. ValueError: it is no file's name.
+        OSError: it cannot be opened or read.
+        ValueError: it is no file's name.
     """
     file = os.open(name, _FILE, dir_fd=directory)
     try:

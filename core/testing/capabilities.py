@@ -37,8 +37,10 @@ class Row:
     """A row: what is proven, in the reader's words, and by which case.
 
     Attributes:
-        case: the test function's name. ways: the ways to run that count here; empty = whatever the case runs.
-        gap: the gap that a subject may declare instead. needs: the attribute of `Subject` without which there is
+        case: the test function's name.
+        ways: the ways to run that count here; empty = whatever the case runs.
+        gap: the gap that a subject may declare instead.
+        needs: the attribute of `Subject` without which there is
             nothing to prove.
     """
 

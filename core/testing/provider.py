@@ -91,7 +91,8 @@ class Provider:
     Attributes:
         url: base URL ending in /v1; `root` is without it (for Anthropic and as a gateway's base URL).
         script: body -> reply; may be replaced at any time.
-        seen: every POST so far. replies: likewise, for those that a script answered.
+        seen: every POST so far.
+        replies: likewise, for those that a script answered.
     """
 
     root: str

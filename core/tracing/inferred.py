@@ -84,7 +84,8 @@ class SpanInference:
 
         Args:
             results: tool call id -> result, of the request.
-            before: when the request was sent, in seconds since the epoch. sequence: the request's number.
+            before: when the request was sent, in seconds since the epoch.
+            sequence: the request's number.
             began: the same moment in nanoseconds of the monotonic clock, where it is known.
             most: the longest that a tool may have run, in seconds, where that alone is known.
         """
@@ -172,7 +173,8 @@ def with_messages(spans: Sequence[Span], calls: Sequence[Call]) -> list[Span]:
     """The spans; those of gateway calls have the whole conversation that the call was sent, and its response.
 
     Args:
-        spans: `completed` ones, where a call may have none of its own. calls: in order of arrival.
+        spans: `completed` ones, where a call may have none of its own.
+        calls: in order of arrival.
     """
     sent: dict[str, list[Any]] = {}
     by_id = {call.id: call for call in calls}

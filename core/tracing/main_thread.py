@@ -89,7 +89,8 @@ def require_none_refused(who: str, error: BaseException | None = None, **where: 
     """Raise if something was refused in the current rollout since this was asked last.
 
     Args:
-        who: whose code ran, for the message. error: what it raised, if it did not handle the refusal itself.
+        who: whose code ran, for the message.
+        error: what it raised, if it did not handle the refusal itself.
         where: outside a rollout, where it ran.
 
     Raises:

@@ -38,7 +38,8 @@ class OpenSpan(Span):
     """A span of `provider`; the provider's processors see it start and end.
 
     Args:
-        parent: of the parent span; None for a root. attributes: as for `set_attributes`.
+        parent: of the parent span; None for a root.
+        attributes: as for `set_attributes`.
         content: whether texts are recorded. Without it neither attributes nor events hold any of `semconv.TEXTS`, and
             the status of an error is described by the error's type alone, whoever sets them.
     """

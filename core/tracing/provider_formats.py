@@ -103,7 +103,8 @@ def settings(body: Json, path: str = "") -> dict[str, Any]:
     """How a request wants its answer to be sampled and sent, but not the model.
 
     Args:
-        body: of any API. path: where the request goes; Google's says whether the answer is streamed.
+        body: of any API.
+        path: where the request goes; Google's says whether the answer is streamed.
     """
     facts: dict[str, Any] = {}
     options = body
@@ -157,7 +158,8 @@ def finish_reason(status: str | None, incomplete: str | None, *, calls_tools: bo
     finished, or failed.
 
     Args:
-        status: `response.status`. incomplete: `response.incomplete_details.reason`.
+        status: `response.status`.
+        incomplete: `response.incomplete_details.reason`.
         calls_tools: whether it holds a function call.
     """
     if status == "incomplete":
@@ -172,7 +174,8 @@ class _Choice:
     """One choice of a response.
 
     Attributes:
-        whole: what came of it unstreamed: its messages or items, unchanged. streamed: what came in pieces.
+        whole: what came of it unstreamed: its messages or items, unchanged.
+        streamed: what came in pieces.
     """
 
     whole: list[Any] = field(default_factory=list)

@@ -38,7 +38,8 @@ class Replaced:
 
     Attributes:
         body: the body to send; the same object if nothing was replaced.
-        names: of the prompts that were put in, one each time. left: system prompts of the request that were kept.
+        names: of the prompts that were put in, one each time.
+        left: system prompts of the request that were kept.
     """
 
     body: Any

@@ -35,9 +35,11 @@ class _Client:
     """A library's client connection.
 
     Attributes:
-        name: of the class. is_async: whether its methods are.
+        name: of the class.
+        is_async: whether its methods are.
         url: connection -> its address; None where it is not known.
-        sends: the methods that send a message, which is their first argument. receives: the one that returns the next.
+        sends: the methods that send a message, which is their first argument.
+        receives: the one that returns the next.
         text: what is sent or returned -> the message itself.
         opens: the method whose first argument is the address, where the connection does not keep it.
     """
@@ -131,7 +133,9 @@ class _Connection:
     """What is known of a connection to a model.
 
     Attributes:
-        url: its address. session: the settings that hold for all of its calls. call: the one that is being answered.
+        url: its address.
+        session: the settings that hold for all of its calls.
+        call: the one that is being answered.
     """
 
     url: str

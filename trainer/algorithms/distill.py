@@ -42,7 +42,9 @@ class Distill(LocalTraining):
             student; or what holds it, such as `agl.VLLMEngine(url)`. With several policies one for all, or one each
             by name. Its tokenizer has to be the student's.
         on_policy: the student samples. Imitating what a teacher has sampled is `agl.SFT`.
-        group_size: rollouts per task. batch_size: tasks per step. minibatches: optimiser steps per step.
+        group_size: rollouts per task.
+        batch_size: tasks per step.
+        minibatches: optimiser steps per step.
         max_staleness: 1 samples the next step's rollouts while a step is learned; see `agl.GRPO`.
         teacher_dtype: of the teacher's weights where it is loaded here: "float32", "bfloat16" or "auto" (float32).
     """

@@ -110,7 +110,8 @@ class Overlong:
     """A penalty that grows linearly over the last `buffer` tokens before the longest answer allowed.
 
     Attributes:
-        buffer: tokens, at least 1. penalty: of an answer of the longest length, above 0.
+        buffer: tokens, at least 1.
+        penalty: of an answer of the longest length, above 0.
 
     Source: DAPO, arXiv 2503.14476, eq. 13; verl's `DAPORewardManager`.
     """

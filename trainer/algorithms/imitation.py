@@ -54,7 +54,9 @@ async def copy_rollouts(
     """Put the rollouts that a run learns from into its store, so that what was trained can be looked at there.
 
     Args:
-        data: where they are. trajectories: theirs, with the calls that are trained. metadata: of the copies.
+        data: where they are.
+        trajectories: theirs, with the calls that are trained.
+        metadata: of the copies.
     """
     calls: dict[str, dict[str, Call]] = {}
     for trajectory in trajectories:

@@ -95,7 +95,9 @@ class Option:
     """A setting that can be written as text.
 
     Attributes:
-        kind: its type. default: of the setting. help: one sentence.
+        kind: its type.
+        default: of the setting.
+        help: one sentence.
     """
 
     kind: Any
@@ -158,7 +160,8 @@ class Settings:
     """Checked options.
 
     Attributes:
-        values: by option. origins: the source of each, for errors.
+        values: by option.
+        origins: the source of each, for errors.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)

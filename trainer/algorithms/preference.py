@@ -37,7 +37,8 @@ class DPO(LocalTraining):
         data: the rollouts to pair, `agl.traces(...)`: its `where` says which may be the better one, its `per_task` how
             many pairs a task has at most. None samples them: `group_size` rollouts per task, `batch_size` tasks a step.
         beta: how strongly the policy is held to the reference.
-        margin: smallest difference of the rewards of a pair. by: the reward that is compared, such as
+        margin: smallest difference of the rewards of a pair.
+        by: the reward that is compared, such as
             `agl.reward("correct")`; None = all of it.
         batch_size: pairs per step of recorded data.
     """

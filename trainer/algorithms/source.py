@@ -26,8 +26,10 @@ class Source:
     """What a run learns from, in batches: tasks that its policies sample, or recorded rollouts.
 
     Attributes:
-        batches: of tasks; or of recorded rollouts, each as its trajectories. steps: of the run.
-        group_size: rollouts per task. max_staleness: by how many updates the weights that sampled may be older;
+        batches: of tasks; or of recorded rollouts, each as its trajectories.
+        steps: of the run.
+        group_size: rollouts per task.
+        max_staleness: by how many updates the weights that sampled may be older;
             None where they are those of other runs.
         chosen: the recorded rollouts; None where the policies sample.
         pairs: of recorded rollouts, the better one's id -> the worse one's.
@@ -55,7 +57,8 @@ class Source:
         """The run's training tasks.
 
         Args:
-            batch_size: tasks per step; None = all of them. steps: of the run; None = what the settings say.
+            batch_size: tasks per step; None = all of them.
+            steps: of the run; None = what the settings say.
             by_spread: draw tasks by `Batches.spreads`.
 
         Raises:
@@ -118,9 +121,11 @@ class Sample:
     """What one step learns from.
 
     Attributes:
-        results: its rollouts, failed ones included. recorded: trajectories of recorded ones, where nothing is sampled.
+        results: its rollouts, failed ones included.
+        recorded: trajectories of recorded ones, where nothing is sampled.
         resampled: how many tasks were sampled in place of groups that had nothing to learn from.
-        seconds: that sampling took. prompt_tokens: of its calls, "computed" and "reused" (`Policies.prompt_tokens`).
+        seconds: that sampling took.
+        prompt_tokens: of its calls, "computed" and "reused" (`Policies.prompt_tokens`).
     """
 
     results: Seq[RolloutResult] = ()

@@ -115,7 +115,8 @@ def facts(
     """What a step adds to `run.history`.
 
     Args:
-        rows: made of the trajectories of `worth`. metrics: the learner's, by policy; only of those that were updated.
+        rows: made of the trajectories of `worth`.
+        metrics: the learner's, by policy; only of those that were updated.
         learns: whether an update on some rows changes a policy.
     """
     trained = {row.rollout_id for name in metrics for row in rows[name] if learns([row])}

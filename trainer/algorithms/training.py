@@ -33,7 +33,8 @@ class Training:
     """What a step works with.
 
     Attributes:
-        teachers: by the name of the policy that each judges. baselines: those that the last step left, by agent.
+        teachers: by the name of the policy that each judges.
+        baselines: those that the last step left, by agent.
         ahead: the rollouts of steps to come, with `max_staleness` above 1.
     """
 

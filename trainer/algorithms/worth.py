@@ -29,7 +29,9 @@ def worth_of_chosen(
     """What each call is worth where some of them were chosen: its weight.
 
     Args:
-        results: the step's rollouts. chosen: of them. otherwise: why the others are not trained.
+        results: the step's rollouts.
+        chosen: of them.
+        otherwise: why the others are not trained.
         pairs: `StepAdvantages.pairs`.
     """
     attempts = [(r.rollout, r.attempt_trajectory) for r in results if r.attempt_trajectory is not None]

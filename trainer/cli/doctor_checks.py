@@ -46,7 +46,9 @@ class Finding:
     """A conflict, or something worth knowing.
 
     Attributes:
-        message: the fact. hint: what to do; empty if nothing. source: where the fact is from.
+        message: the fact.
+        hint: what to do; empty if nothing.
+        source: where the fact is from.
     """
 
     message: str
@@ -132,7 +134,9 @@ class Rule:
     """A conflict that packages' metadata does not state.
 
     Attributes:
-        check: finds it. hint: what to install. source: how it is known.
+        check: finds it.
+        hint: what to install.
+        source: how it is known.
         about: packages whose requirements of each other are then not reported, because they say the same at length.
     """
 

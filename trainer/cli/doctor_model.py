@@ -23,10 +23,15 @@ class ModelReport:
     """What a model can do.
 
     Attributes:
-        model: as it was named. directory: what is loaded. architecture: class of the model. parameters: how many.
-        vocabulary: rows of its embedding; tied: whether the output layer is the same. context: longest prompt + answer,
+        model: as it was named.
+        directory: what is loaded.
+        architecture: class of the model.
+        parameters: how many.
+        vocabulary: rows of its embedding; tied: whether the output layer is the same.
+        context: longest prompt + answer,
             in tokens. shortened: how much that is of the model's positions, and why; "" if it is all of them.
-        renderer: what renders its messages. stops: texts of the tokens that end an answer.
+        renderer: what renders its messages.
+        stops: texts of the tokens that end an answer.
         tools, system: None if it takes tools, and system prompts; else why not.
         continued: new messages -> None if a conversation is continued token for token, else why it forks.
         refused: what the chat template takes in no history -> why; a fork of a conversation with it ends its rollout.
@@ -59,7 +64,8 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
     """Look at a model's configuration, tokenizer and chat template; its weights are not loaded.
 
     Args:
-        model, chat_template: as for `model_directory`. device: whose memory is compared.
+        model, chat_template: as for `model_directory`.
+        device: whose memory is compared.
 
     Raises:
         ModelLoadError, ConfigError: the model cannot be used at all, with the reason that loading it would give.

@@ -102,10 +102,13 @@ def note_run(
     """Change what is noted on a run, and return all of it.
 
     Args:
-        prefix: of the run's id. changes: as `about.note` takes them. tags, untags: to add and to remove.
+        prefix: of the run's id.
+        changes: as `about.note` takes them.
+        tags, untags: to add and to remove.
 
     Raises:
-        StoreError: no such store or run. ConfigError: nothing to change, or a value that cannot be noted.
+        StoreError: no such store or run.
+        ConfigError: nothing to change, or a value that cannot be noted.
     """
     if not changes and not tags and not untags:
         raise ConfigError("nothing to note", hint="agl note RUN --name, --tag, --untag, --text, --delete or --restore")

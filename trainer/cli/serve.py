@@ -37,9 +37,12 @@ def serve_policies(
     """Serve policies to applications until Ctrl-C.
 
     Args:
-        words: the policies: a directory, or NAME=DIR each. options: of the command line; None where one was left out.
-        assignments: further ones, as `option=value`. config: a YAML file, which both take precedence over.
-        keys: of the applications. record: a store; None keeps nothing.
+        words: the policies: a directory, or NAME=DIR each.
+        options: of the command line; None where one was left out.
+        assignments: further ones, as `option=value`.
+        config: a YAML file, which both take precedence over.
+        keys: of the applications.
+        record: a store; None keeps nothing.
         most_requests: of one application at once; None = 128.
         write: called with the address and other facts.
 

@@ -32,7 +32,9 @@ def sweep(arguments: Sequence[str], over: Sequence[str], seeds: Sequence[int], d
     """Train, one run after another, and print a table. Runs that ended are not made again, stopped ones are resumed.
 
     Args:
-        arguments: of `agl train`. over: NAME=VALUE,VALUE,... each. directory: of all runs.
+        arguments: of `agl train`.
+        over: NAME=VALUE,VALUE,... each.
+        directory: of all runs.
 
     Returns:
         Of each combination: "settings", "rewards" (the last held-out reward of each seed, or the last step's training

@@ -22,7 +22,9 @@ def configured(
     """The algorithm, and the arguments of `agl.Trainer`.
 
     Args:
-        flags: option -> value, None where it was left out. assignments: those of --set. config: a YAML file.
+        flags: option -> value, None where it was left out.
+        assignments: those of --set.
+        config: a YAML file.
         data: the stores to learn from, of which `where` and `per_task` choose.
 
     Raises:

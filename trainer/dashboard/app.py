@@ -85,7 +85,8 @@ def dashboard_app(sources: Sequence[Source], keys: Keys) -> ASGIApp:
     """The application.
 
     Args:
-        sources: the stores that it shows; their owner closes them. keys: whose operator may read them.
+        sources: the stores that it shows; their owner closes them.
+        keys: whose operator may read them.
     """
     api = _Api(sources, keys)
     step = "/api/{store:number}/runs/{run}/steps/{mode}/{step:number}"

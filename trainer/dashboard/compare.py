@@ -49,7 +49,8 @@ async def compare(first: Validation, second: Validation) -> dict[str, Any]:
         changed. `changed`: these, by the size of the change, with the rollouts.
 
     Raises:
-        NotStoredError: a run was not validated then. DatasetError: it has no rollouts, or too many.
+        NotStoredError: a run was not validated then.
+        DatasetError: it has no rollouts, or too many.
     """
     sides, tasks = [], []
     for validation in (first, second):

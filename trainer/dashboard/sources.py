@@ -29,7 +29,9 @@ class Source:
     """One store.
 
     Args:
-        name: what the page calls it. url: where it is. store: an open one, which `close` leaves open.
+        name: what the page calls it.
+        url: where it is.
+        store: an open one, which `close` leaves open.
     """
 
     def __init__(self, name: str, url: str = "", store: Store | None = None) -> None:

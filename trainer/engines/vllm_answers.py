@@ -140,7 +140,8 @@ def logprob_kind(plain: Part, warped: Part) -> LogprobKind | None:
     likeliest tokens.
 
     Args:
-        plain: one token at temperature 1. warped: one at temperature 2; both with `top=PROBED`.
+        plain: one token at temperature 1.
+        warped: one at temperature 2; both with `top=PROBED`.
 
     Returns:
         None where both kinds would be the same, as where all tokens are equally likely.

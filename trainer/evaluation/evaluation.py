@@ -38,7 +38,9 @@ class Evaluation:
     """Policies on the same tasks.
 
     Attributes:
-        tasks: index in the dataset -> the task. policies: by name, in order. success: what counts as one.
+        tasks: index in the dataset -> the task.
+        policies: by name, in order.
+        success: what counts as one.
         store: the URL of the store with the rollouts, for `agl explain`.
     """
 
@@ -54,7 +56,8 @@ class Evaluation:
         """Read from a store.
 
         Args:
-            url: of the store. queries: name -> which rollouts.
+            url: of the store.
+            queries: name -> which rollouts.
 
         Raises:
             DatasetError: one of them has no rollout.

@@ -47,9 +47,12 @@ class EvaluatedRollout:
     """One rollout.
 
     Attributes:
-        rollout_id: in the evaluation's store. task: the task's index in the dataset.
-        reward: its total reward; None if it failed. success: whether that is a success; None if it failed.
-        error: why it failed. rewards: by name, an agent's own under the agent's name.
+        rollout_id: in the evaluation's store.
+        task: the task's index in the dataset.
+        reward: its total reward; None if it failed.
+        success: whether that is a success; None if it failed.
+        error: why it failed.
+        rewards: by name, an agent's own under the agent's name.
         numbers: "calls" (of any model), "tokens" (sampled), "tools", "seconds"; "cost_usd" of other models' calls,
             judges' included, where a price is known (`agl.trainer.report.prices`).
         agents: name -> "calls", "tokens", and "reward" if the agent earned one itself.
@@ -72,11 +75,17 @@ class PolicyReport:
     """What was measured of one policy.
 
     Attributes:
-        name: as `policies=` has it. run_id: of the run in the store. ran: what ran: "model", "fingerprint", ...
-        rollouts: by task. tasks: how many. samples: per task; the smallest number.
-        success: the tasks' mean success rate over the rollouts that ended. success_bounds: the same if all rollouts
+        name: as `policies=` has it.
+        run_id: of the run in the store.
+        ran: what ran: "model", "fingerprint", ...
+        rollouts: by task.
+        tasks: how many.
+        samples: per task; the smallest number.
+        success: the tasks' mean success rate over the rollouts that ended.
+        success_bounds: the same if all rollouts
             that failed had been failures, and if all had been successes.
-        reward: mean total reward. rewards: each by name; 0 where a rollout did not earn it.
+        reward: mean total reward.
+        rewards: each by name; 0 where a rollout did not earn it.
         pass_at, pass_hat: k -> bounds of pass@k and pass^k, equal where no rollout failed.
         failures: cause -> rollouts, the most frequent first.
         means: per rollout that ended: "calls", "tokens", "tools", "seconds", and "cost_usd" if any of them has it.
@@ -114,7 +123,8 @@ class RolloutQuery:
     """The rollouts of one policy in a store.
 
     Attributes:
-        run_id, step, mode: select them. ran: what is known of what ran.
+        run_id, step, mode: select them.
+        ran: what is known of what ran.
     """
 
     run_id: str

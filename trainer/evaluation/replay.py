@@ -33,9 +33,13 @@ class ReplayedCall:
     """A call, answered again.
 
     Attributes:
-        call, agent: its id, and who made it. message: the last message that it sent.
-        recorded: the answer of then. answer: that of the policy. finish_reason: how it ended.
-        same: whether the two are the same message. recorded_logprob: mean log-prob of a token of the recorded answer
+        call, agent: its id, and who made it.
+        message: the last message that it sent.
+        recorded: the answer of then.
+        answer: that of the policy.
+        finish_reason: how it ended.
+        same: whether the two are the same message.
+        recorded_logprob: mean log-prob of a token of the recorded answer
             under the policy, at temperature 1, in nats.
     """
 
@@ -80,11 +84,15 @@ async def replay(
     Each call has the messages that were recorded, not the policy's own answers, so its agent and tools are not run.
 
     Args:
-        rollout_id: or its beginning. model: as for `agl run --model`. attempt: its number; the last one if None.
-        agents: whose calls; everybody's if None. temperature: 0 takes the most likely tokens.
+        rollout_id: or its beginning.
+        model: as for `agl run --model`.
+        attempt: its number; the last one if None.
+        agents: whose calls; everybody's if None.
+        temperature: 0 takes the most likely tokens.
 
     Raises:
-        StoreError: no such rollout or attempt. NoTrainableDataError: it has no call that can be put to a policy.
+        StoreError: no such rollout or attempt.
+        NoTrainableDataError: it has no call that can be put to a policy.
         ModelLoadError: there is no such model.
     """
     rollout = await store.get_rollout(rollout_id)

@@ -58,7 +58,8 @@ class Access:
             which the requests of other attempts wait.
         request_count: requests received so far.
         pending: requests that are not recorded yet.
-        calls: recorded calls. writes: the tasks that write them to the store.
+        calls: recorded calls.
+        writes: the tasks that write them to the store.
         port: of the process that serves it, if that is not the one that opened it.
         admitted: done once that process admits its requests.
     """
@@ -135,7 +136,8 @@ class PendingRequest:
         index: its number in the attempt, from 0.
         response_id: of the answer, and of the call recorded for its first choice.
         span_id: of the client's span, hex.
-        started_at: epoch seconds. began: the same moment by the monotonic clock.
+        started_at: epoch seconds.
+        began: the same moment by the monotonic clock.
         retry: how often the client had sent the same request before, as its SDK says.
         request: what it requests, once that is read.
         task: what serves it, while it is being served.

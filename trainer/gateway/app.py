@@ -40,7 +40,9 @@ def build_app(gateway: Gateway, extra_routes: Sequence[Route] = (), limits: Limi
     """The ASGI application that serves a gateway.
 
     Args:
-        gateway: what to serve. extra_routes: other routes at the same address. limits: what clients may do.
+        gateway: what to serve.
+        extra_routes: other routes at the same address.
+        limits: what clients may do.
     """
 
     async def models(request: Request) -> Response:

@@ -74,12 +74,14 @@ class ApplicationGateway(Gateway):
     """Serves policies to applications.
 
     Args:
-        keys: of the applications. store: what gets each call; None keeps none.
+        keys: of the applications.
+        store: what gets each call; None keeps none.
         most_requests: of one application at once; a further one is refused with 429.
         capture_content: as for `Gateway`.
 
     Attributes:
-        metrics: of what was served. turns: of each application's large requests.
+        metrics: of what was served.
+        turns: of each application's large requests.
     """
 
     def __init__(

@@ -22,7 +22,9 @@ class ServedPolicy:
     """A policy that the gateway serves.
 
     Attributes:
-        name: the policy's. engine: samples its tokens. rendering: converts between messages and tokens.
+        name: the policy's.
+        engine: samples its tokens.
+        rendering: converts between messages and tokens.
         stop_token_ids: the tokens that end an answer.
     """
 
@@ -68,7 +70,8 @@ class Choice:
         number: from 0.
         prompt: int32 [P], `forced` included.
         forced: int32 [F], the beginning of the answer that was written for the model.
-        ids, logprobs: tokens streamed so far. top: their alternatives, of a request with `top_logprobs`.
+        ids, logprobs: tokens streamed so far.
+        top: their alternatives, of a request with `top_logprobs`.
         recorded: whether its call is recorded.
         grammar: that it is held to, in the form of `Sampling.grammar`.
     """
@@ -96,7 +99,8 @@ class Reply:
         reasoning_tokens: how many of the sampled tokens are reasoning.
         unfinished: whether it has tool calls and ends within another one, whose beginning is in the message's text.
         stop_text: the one of the request's stop texts that ended it.
-        choice: that it completes. parsed: the whole answer as it was read, what follows a stop text included.
+        choice: that it completes.
+        parsed: the whole answer as it was read, what follows a stop text included.
     """
 
     call_id: str
@@ -116,8 +120,10 @@ class TokenCounts:
     """What the answers of one request took, which the APIs call usage.
 
     Attributes:
-        prompt: tokens of the prompt. cached: how many of them the engine did not compute for this request.
-        sampled: tokens of all answers, stop tokens included. reasoning: how many of them are reasoning.
+        prompt: tokens of the prompt.
+        cached: how many of them the engine did not compute for this request.
+        sampled: tokens of all answers, stop tokens included.
+        reasoning: how many of them are reasoning.
     """
 
     prompt: int
@@ -233,8 +239,10 @@ def request_record(
     """What is stored of a request with its call; messages that the parent call holds are left out.
 
     Args:
-        request: of the agent. match: its place in the attempt's conversations, once known.
-        sampling: the parameters that were applied. answer: the assistant message.
+        request: of the agent.
+        match: its place in the attempt's conversations, once known.
+        sampling: the parameters that were applied.
+        answer: the assistant message.
         versions: as in `Completion`.
         content: whether messages and tools are stored.
     """

@@ -237,7 +237,9 @@ class _Work:
     """What is to be done for a request.
 
     Attributes:
-        body: of the request. served: the policy. prompts: int32 [P] each.
+        body: of the request.
+        served: the policy.
+        prompts: int32 [P] each.
         sampling: None where nothing is sampled.
         id: of the answer.
     """

@@ -93,7 +93,9 @@ class Gateway:
         """Serve a policy under a name, replacing an earlier one.
 
         Args:
-            name: the policy's. engine: samples its tokens. rendering: converts between messages and tokens.
+            name: the policy's.
+            engine: samples its tokens.
+            rendering: converts between messages and tokens.
             stop_token_ids: tokens that end an answer, in addition to the rendering's.
         """
         if (why := rendering.tools_refusal) is not None:
@@ -216,8 +218,11 @@ class Gateway:
         """Register the arrival of a request. `complete` or `refuse` must follow.
 
         Args:
-            access: its attempt. agent: the name of the agent that sent it. response_id: of the answer.
-            span_id: of the client's span, hex. retry: how often the client had sent the same request before.
+            access: its attempt.
+            agent: the name of the agent that sent it.
+            response_id: of the answer.
+            span_id: of the client's span, hex.
+            retry: how often the client had sent the same request before.
         """
         policy = access.selection.policy_for(agent)
         pending = PendingRequest(

@@ -168,7 +168,9 @@ async def read(
     """A request's body, read by a dialect once its size is known to be within the limits.
 
     Args:
-        access: the request's attempt. policy: what will answer. reader: `Dialect.read`.
+        access: the request's attempt.
+        policy: what will answer.
+        reader: `Dialect.read`.
 
     Raises:
         RequestError: 413 or 400, it is too large or too deep; 415 or 400, it is not JSON; or as `reader`.

@@ -19,8 +19,11 @@ class GatewayServer:
     """A listening gateway.
 
     Args:
-        gateway: what to serve. extra_routes: other routes at the same address.
-        host: address to bind. port: 0 takes a free one. limits: what clients may do.
+        gateway: what to serve.
+        extra_routes: other routes at the same address.
+        host: address to bind.
+        port: 0 takes a free one.
+        limits: what clients may do.
         minted_key: as of `HttpServer`.
         middleware: wraps the application.
     """

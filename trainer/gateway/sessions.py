@@ -48,7 +48,8 @@ class Turn:
     """A finished call that can be continued.
 
     Attributes:
-        call_id: of the call. prompt_ids, response_ids: int32, exactly as sampled.
+        call_id: of the call.
+        prompt_ids, response_ids: int32, exactly as sampled.
         session: id of the conversation, shared by all turns that continue one another.
         buffer: what `prompt_ids` is a view of; None of a conversation's first.
     """

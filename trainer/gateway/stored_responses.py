@@ -22,7 +22,8 @@ class StoredResponse:
     Attributes:
         previous: the response that it continues.
         messages: those that it added to the conversation, the answer last.
-        response: as the API has it. input: the items of its request.
+        response: as the API has it.
+        input: the items of its request.
     """
 
     previous: StoredResponse | None

@@ -31,7 +31,8 @@ class TokenBuffer:
         """The buffer that holds `ids`, and a view of them.
 
         Args:
-            size: how many tokens of this buffer `ids` begin with. ids: int32 [P].
+            size: how many tokens of this buffer `ids` begin with.
+            ids: int32 [P].
         """
         with self._lock:
             # Where another continuation was appended before, this one begins a new buffer.

@@ -40,7 +40,10 @@ class Question:
     """What a judge is asked.
 
     Attributes:
-        key: the same for the same question. messages: the request's. schema: of the answer. runs: how many are judged.
+        key: the same for the same question.
+        messages: the request's.
+        schema: of the answer.
+        runs: how many are judged.
     """
 
     key: str

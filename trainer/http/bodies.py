@@ -30,7 +30,8 @@ class Body:
     """A body that has come.
 
     Attributes:
-        content: its bytes. limits: of the server.
+        content: its bytes.
+        limits: of the server.
     """
 
     def __init__(self, content: bytes, request: Request, turn: Turns | None) -> None:
@@ -77,7 +78,8 @@ async def body_in_turn(
 
     Args:
         turns: of the sender, or what finds them; it is not asked for a small body.
-        most: bytes, where that is less than any body may have. large: whether it is large when read, such as a packed
+        most: bytes, where that is less than any body may have.
+        large: whether it is large when read, such as a packed
             one.
 
     Raises:
@@ -174,7 +176,8 @@ def unpacked(content: bytes, encoding: str, most: int, *, whole: bool = True) ->
     """The bytes of a `Content-Encoding`, which is "", "identity", "gzip" or "deflate".
 
     Args:
-        most: how many there may be. whole: whether one that ends too soon is an error.
+        most: how many there may be.
+        whole: whether one that ends too soon is an error.
 
     Raises:
         ValueError: another encoding, more bytes, or not of this encoding.

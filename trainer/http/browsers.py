@@ -26,7 +26,8 @@ class BrowserCheck:
     """Refuses what other sites' pages send.
 
     Args:
-        app: the application. loopback: whether it listens on loopback, where `Host` must be a name of this machine; at
+        app: the application.
+        loopback: whether it listens on loopback, where `Host` must be a name of this machine; at
             other addresses, which have keys, it can be any.
     """
 

@@ -46,17 +46,22 @@ class Limits:
     """What a server allows. `AGL_LIMIT_<NAME>` in its environment sets a limit (`of_environment`).
 
     Attributes:
-        connections: open at once; beyond that the one that is idle longest is dropped. requests: running at once.
+        connections: open at once; beyond that the one that is idle longest is dropped.
+        requests: running at once.
         requests_per_attempt: running at once for one attempt.
-        header_bytes, body_bytes: of one request. buffered_bytes: of the bodies of all running requests together.
-        header_seconds: for the head of a request. idle_seconds: of a connection between two requests.
+        header_bytes, body_bytes: of one request.
+        buffered_bytes: of the bodies of all running requests together.
+        header_seconds: for the head of a request.
+        idle_seconds: of a connection between two requests.
         body_seconds: for a body, plus one second per `body_rate` bytes of it.
         write_seconds: without the client reading any of its answer.
         wait_seconds: of a request that waits for work.
         json_depth: nesting of objects and lists, at most 200.
-        request_bytes: of a request to a model. bytes_per_token: the longest that a prompt's tokens are on average; a
+        request_bytes: of a request to a model.
+        bytes_per_token: the longest that a prompt's tokens are on average; a
             request that would then not fit into the policy's context is refused unread.
-        json_values: in a request to a model. messages: in it, each of their parts and tool calls included.
+        json_values: in a request to a model.
+        messages: in it, each of their parts and tool calls included.
         tools: that it offers.
         body_values: JSON values, or fields of protobuf, in any other body.
     """

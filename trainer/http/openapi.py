@@ -33,8 +33,11 @@ def operation(
     """One operation of a path.
 
     Args:
-        result: content of its answer. failures: other statuses, described. error: content of these.
-        body: content of its request, if it has one. others: further fields of the operation.
+        result: content of its answer.
+        failures: other statuses, described.
+        error: content of these.
+        body: content of its request, if it has one.
+        others: further fields of the operation.
     """
     responses = {"200": {"description": "done", "content": result}}
     responses |= {status: {"description": text, "content": error} for status, text in failures.items()}

@@ -36,8 +36,11 @@ class HttpServer:
     """An application that listens, within limits.
 
     Args:
-        app: the application. error: the type of error that is raised when it cannot listen.
-        host: address to bind. port: 0 for any free one. limits: bounds on requests.
+        app: the application.
+        error: the type of error that is raised when it cannot listen.
+        host: address to bind.
+        port: 0 for any free one.
+        limits: bounds on requests.
         minted_key: the server's key if it was made for it: this user's programs find it while the server listens.
     """
 

@@ -28,10 +28,12 @@ class Recording:
     """The store as a gateway writes to it.
 
     Args:
-        store: where to. models: policy -> its directory.
+        store: where to.
+        models: policy -> its directory.
 
     Attributes:
-        run_id: of all rollouts of this server. rollouts: how many there are.
+        run_id: of all rollouts of this server.
+        rollouts: how many there are.
     """
 
     def __init__(self, store: Store, models: dict[str, str]) -> None:

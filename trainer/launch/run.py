@@ -51,13 +51,18 @@ class LaunchOptions:
     """What to run, and how.
 
     Attributes:
-        command: its words. agent: the name for calls that no adapter names; the program's name if None.
-        store: URL or path; AGL_STORE or the default if None. task: any JSON value; the command gets it as AGL_TASK.
-        model: the directory of a Hugging Face model or a checkpoint that answers the selected agents. engine: the URL
+        command: its words.
+        agent: the name for calls that no adapter names; the program's name if None.
+        store: URL or path; AGL_STORE or the default if None.
+        task: any JSON value; the command gets it as AGL_TASK.
+        model: the directory of a Hugging Face model or a checkpoint that answers the selected agents.
+        engine: the URL
             of a `vllm serve` that answers them; tokenizer and chat template then come from `model`. Without both
             the command is recorded on its own models. agents: names and globs of the selected agents; all if empty.
         prompts: a directory of `save_prompts`: its system prompts are put in the place of the agents' own.
-        seed: of the policy's sampling. capture_content: whether texts are recorded. quiet: show no progress.
+        seed: of the policy's sampling.
+        capture_content: whether texts are recorded.
+        quiet: show no progress.
     """
 
     command: Sequence[str]

@@ -39,13 +39,15 @@ class ServeOptions:
 
     Attributes:
         policies: name -> directory, hub id or GGUF file, whatever `model_directory` takes.
-        keys: of the applications. host, port: where to listen; port 0 takes a free one.
+        keys: of the applications.
+        host, port: where to listen; port 0 takes a free one.
         engine: the URL of a `vllm serve` that answers; the policy then only names tokenizer and chat template.
         record: store in which what applications send is kept; None keeps nothing.
         most_requests: of one application at once.
         loading: settings of `PolicySpec`: device, dtype, max_context, threads.
         renderer, chat_template: as for `FrozenPolicy.load`.
-        capture_content: whether texts are recorded in addition to tokens. quiet: show no progress.
+        capture_content: whether texts are recorded in addition to tokens.
+        quiet: show no progress.
     """
 
     policies: Mapping[str, str]
@@ -67,7 +69,9 @@ class ApplicationServer:
     """Policies that are served at an address.
 
     Attributes:
-        url: the address. gateway: what answers. store: the URL of where calls are recorded; None for nowhere.
+        url: the address.
+        gateway: what answers.
+        store: the URL of where calls are recorded; None for nowhere.
         died: gets the error of a policy whose process dies.
     """
 

@@ -35,7 +35,8 @@ def refusing_unknown(model: Any, name: str) -> Iterator[None]:
     """Errors of a model that cannot be computed with as engine and learner do become a `ModelLoadError`.
 
     Args:
-        model: a `PreTrainedModel` or a peft model. name: where it was loaded from.
+        model: a `PreTrainedModel` or a peft model.
+        name: where it was loaded from.
     """
     try:
         yield
@@ -55,7 +56,9 @@ def require_agreement(model: Any, engine: LocalEngine, learner: Learner, policy:
     token by token, and at the context's last positions.
 
     Args:
-        model: a `PreTrainedModel` or a peft model. engine, learner: on that model. policy: whose learner it is. name:
+        model: a `PreTrainedModel` or a peft model.
+        engine, learner: on that model.
+        policy: whose learner it is. name:
             where the model was loaded from.
 
     Raises:

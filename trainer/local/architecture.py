@@ -31,7 +31,9 @@ class Context:
     """How long prompt and answer may be together.
 
     Attributes:
-        tokens: at most. positions: that the model was made for. why: what allows fewer tokens than positions; "" if
+        tokens: at most.
+        positions: that the model was made for.
+        why: what allows fewer tokens than positions; "" if
             nothing does.
     """
 
@@ -49,7 +51,8 @@ def model_class(config: Any, name: str) -> Any:
     """transformers' class of the causal language model with this configuration.
 
     Args:
-        config: a `PreTrainedConfig`. name: directory or hub id, for the error.
+        config: a `PreTrainedConfig`.
+        name: directory or hub id, for the error.
 
     Raises:
         ModelLoadError: there is none, or it cannot be sampled and trained exactly.
@@ -102,7 +105,8 @@ def exact_context(config: Any, name: str = "") -> Context:
     """The longest row on which engine and learner compute the same, whatever is beside it.
 
     Args:
-        config: a `PreTrainedConfig`. name: directory or hub id, for the error.
+        config: a `PreTrainedConfig`.
+        name: directory or hub id, for the error.
 
     Raises:
         ModelLoadError: the configuration does not say how many positions the model has.
@@ -142,7 +146,8 @@ class Window:
     """A window that slides over the conversation.
 
     Attributes:
-        size: how many tokens a token sees, itself included. everywhere: in all layers; else in those of the kind
+        size: how many tokens a token sees, itself included.
+        everywhere: in all layers; else in those of the kind
             "sliding_attention".
     """
 
@@ -153,7 +158,8 @@ class Window:
         """What the model takes as its attention mask.
 
         Args:
-            seen: additive, [B, 1, q, columns], without the window. distances: by how many positions a query is after a
+            seen: additive, [B, 1, q, columns], without the window.
+            distances: by how many positions a query is after a
                 key, of the same shape. hidden: what hides a key.
         """
         sliding = seen.masked_fill(distances >= self.size, hidden)
@@ -196,6 +202,7 @@ def default_attention(model: Any, device: str) -> Attention:
     """The attention that the learner computes with where rows share no prefixes: "eager", or "sdpa" on a GPU.
 
     Args:
-        model: of `model_class`. device: its type, such as "cpu".
+        model: of `model_class`.
+        device: its type, such as "cpu".
     """
     return "sdpa" if device != "cpu" and getattr(model, "_supports_sdpa", False) else "eager"

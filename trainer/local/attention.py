@@ -28,7 +28,8 @@ def require_plain(mask: object, dropout: float, others: Mapping[str, Any], *, ir
     """Raise `NotImplementedError` where a model wants more than softmax(q k) v under a mask: a soft cap, sinks, ...
 
     Args:
-        others: what its attention module passes in addition. irrelevant: one more of them that changes nothing.
+        others: what its attention module passes in addition.
+        irrelevant: one more of them that changes nothing.
     """
     unknown = [name for name, value in others.items() if value is not None and name not in {*_IRRELEVANT, irrelevant}]
     if unknown or mask is None or dropout:

@@ -189,7 +189,8 @@ class LoraSpec:
     """A low-rank adapter to train instead of all weights (arXiv 2106.09685).
 
     Attributes:
-        rank: of the update matrices. alpha: their scale is alpha / rank.
+        rank: of the update matrices.
+        alpha: their scale is alpha / rank.
         dropout: on the adapter's input while training; the engine samples without it.
         target_modules: names of the linear layers and embeddings that get one, a regular expression of whole names, or
             "all-linear" (all but the output layer). One on the input or output embedding of a model in which these
@@ -214,7 +215,9 @@ class Policy:
     """A policy in training, where it differs from the algorithm's settings.
 
     Attributes:
-        model: a Hugging Face directory or hub id. lora: train an adapter of this shape. lr: peak learning rate.
+        model: a Hugging Face directory or hub id.
+        lora: train an adapter of this shape.
+        lr: peak learning rate.
             None: as the algorithm has it.
 
     Policies with LoRA on the same model share one base, one engine and one batch; any other has separate weights.

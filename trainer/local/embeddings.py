@@ -31,7 +31,9 @@ class Embeddings:
     """The input and the output embedding of a model.
 
     Attributes:
-        names: of the two modules. tied: they share their weights. added: ids of the tokens that a chat template added.
+        names: of the two modules.
+        tied: they share their weights.
+        added: ids of the tokens that a chat template added.
     """
 
     names: tuple[str, str]
@@ -103,7 +105,8 @@ def require_adapters(model: Any, loras: Sequence[LoraSpec], *, vllm: bool) -> No
     """Refuse adapters that one model cannot have together, or that vLLM cannot serve.
 
     Args:
-        model: the base, its weights on any device. vllm: whether that is to sample.
+        model: the base, its weights on any device.
+        vllm: whether that is to sample.
 
     Raises:
         ConfigError: with the modules.

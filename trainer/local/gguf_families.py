@@ -27,9 +27,11 @@ class Family:
     """How llama.cpp has the models of one type.
 
     Attributes:
-        architecture: its name for them. pairs: whether it turns neighbouring numbers of a head, and not halves, so that
+        architecture: its name for them.
+        pairs: whether it turns neighbouring numbers of a head, and not halves, so that
             rows of queries and keys change places. norm_offset: what is added to the weights of norms.
-        windows: whether it attends within a sliding window where the model does. square: whether all heads together are
+        windows: whether it attends within a sliding window where the model does.
+        square: whether all heads together are
             as wide as the model. tied: whether the output layer always is the embeddings.
     """
 

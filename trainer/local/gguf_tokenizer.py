@@ -150,7 +150,8 @@ def write_tokenizer(writer: GGUFWriter, tokenizer: Any, rows: int, stops: Sequen
     """Describe a tokenizer in a GGUF file, with its chat template.
 
     Args:
-        tokenizer: a `PreTrainedTokenizerFast`. rows: of the model's embeddings; tokens that the tokenizer lacks are
+        tokenizer: a `PreTrainedTokenizerFast`.
+        rows: of the model's embeddings; tokens that the tokenizer lacks are
             written as unused. stops: ids of the tokens that end an answer.
 
     Returns:

@@ -56,7 +56,8 @@ class Compiled:
     """A grammar, ready for any number of answers.
 
     Attributes:
-        matcher: at the beginning of an answer; is copied. first_W: int32 [words], what may come first.
+        matcher: at the beginning of an answer; is copied.
+        first_W: int32 [words], what may come first.
         text: the grammar as vLLM takes it: Lark, with the stop tokens.
     """
 
@@ -74,7 +75,9 @@ class HeldAnswer:
     """An answer within a grammar.
 
     Attributes:
-        matcher: after the tokens so far. grammar: that it is within. bits_W: int32 [words], what may come next; None if
+        matcher: after the tokens so far.
+        grammar: that it is within.
+        bits_W: int32 [words], what may come next; None if
         it is not known yet. pending: what computes it on another thread. seconds: that the last one took.
     """
 
@@ -112,7 +115,8 @@ class Grammars:
     """The grammars of a tokenizer.
 
     Args:
-        tokenizer: a fast one. vocabulary: how many logits the model has.
+        tokenizer: a fast one.
+        vocabulary: how many logits the model has.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
@@ -167,7 +171,8 @@ class Grammars:
         it. Of each owner one at a time.
 
         Args:
-            grammar: as for `compiled`. owner: as in `agl.trainer.engines.base.Request`.
+            grammar: as for `compiled`.
+            owner: as in `agl.trainer.engines.base.Request`.
 
         Raises:
             ConfigError: the schema cannot be held, or takes more time or memory than it may; `where` has "form", the
@@ -230,7 +235,8 @@ class Grammars:
         on other threads, for a later call.
 
         Args:
-            answers: N. seconds: how long this may take.
+            answers: N.
+            seconds: how long this may take.
 
         Returns:
             int32 [N, words], as of `bits`, and the numbers of the answers that have to wait.

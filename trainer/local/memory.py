@@ -194,7 +194,11 @@ def require_memory(
     """Refuse a model whose weights, and gradients and AdamW's moments if all of them are trained, do not fit.
 
     Args:
-        name: of the model. config: its configuration. dtype, quantize: of its weights. trained: all of them. lora: an
+        name: of the model.
+        config: its configuration.
+        dtype, quantize: of its weights.
+        trained: all of them.
+        lora: an
             adapter on them.
 
     Raises:

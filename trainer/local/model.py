@@ -33,11 +33,13 @@ class LoadedPolicy:
     Attributes:
         model: a `PreTrainedModel` in eval mode, or a peft model around one.
         tokenizer: with a chat template.
-        device: where the model is. dtype: of the base model's weights.
+        device: where the model is.
+        dtype: of the base model's weights.
         max_context: longest prompt + answer in tokens.
         adapters: the LoRA adapters in the model; none when all weights are one policy.
         original: what a quantised model was loaded from; None for one that is not quantised.
-        positions: that the model was made for. shortened: why `max_context` is less; "" if it is not.
+        positions: that the model was made for.
+        shortened: why `max_context` is less; "" if it is not.
     """
 
     model: Any

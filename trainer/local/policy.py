@@ -47,12 +47,16 @@ class LocalPolicy:
     `close`; every call must come from the event loop that started it.
 
     Attributes:
-        spec: the settings. info: what was loaded. version: of the weights, grown by each `train`.
+        spec: the settings.
+        info: what was loaded.
+        version: of the weights, grown by each `train`.
         max_context: longest prompt + answer, in tokens.
-        process: where it lives. processes: all that it needs, each with `on_death` and `close`; others may share them.
+        process: where it lives.
+        processes: all that it needs, each with `on_death` and `close`; others may share them.
         names: under which it is served; a request for another policy is refused.
         grammars: whether answers are held to schemas.
-        prompt_tokens: of all answers. reused_tokens: those that the engine had computed for earlier requests.
+        prompt_tokens: of all answers.
+        reused_tokens: those that the engine had computed for earlier requests.
     """
 
     def __init__(self, spec: PolicySpec, process: PolicyProcess) -> None:
@@ -71,7 +75,8 @@ class LocalPolicy:
         """Start a process for this policy alone and load it.
 
         Args:
-            spec: what to load. on_progress: called with what is being loaded, such as "downloading model.safetensors:
+            spec: what to load.
+            on_progress: called with what is being loaded, such as "downloading model.safetensors:
                 1.2 of 988.1 MB", once a second at most.
 
         Raises:
@@ -208,7 +213,8 @@ class PolicyProcess:
     Made by `start`, ended by `close`; every call must come from the event loop that started it.
 
     Attributes:
-        specs: the policies. info: what was loaded, by policy.
+        specs: the policies.
+        info: what was loaded, by policy.
     """
 
     info: dict[str, PolicyInfo]

@@ -86,10 +86,12 @@ class PolicyInfo:
     """What was loaded for a policy.
 
     Attributes:
-        parameters: of the base model and the policy's own adapter. trainable_parameters: those of the policy.
+        parameters: of the base model and the policy's own adapter.
+        trainable_parameters: those of the policy.
         learning_rate: the peak.
         vocab_size: rows of the model's output.
-        max_context: longest prompt + answer, in tokens. shortened: why that is less than the model's positions or what
+        max_context: longest prompt + answer, in tokens.
+        shortened: why that is less than the model's positions or what
             was asked for; "" if it is not.
         stop_token_ids: tokens that end an answer, as the model and its tokenizer declare them.
         changes_embeddings: its adapter changes the embedding or the output layer, so that `export_weights` writes all

@@ -21,7 +21,8 @@ def loading_options(quantize: Quantize, dtype: torch.dtype, device: torch.device
     """What `from_pretrained` needs to round each linear layer as it is read, but the output layer.
 
     Args:
-        dtype: to compute in. device: where the model will be.
+        dtype: to compute in.
+        device: where the model will be.
     """
     from transformers import BitsAndBytesConfig
 

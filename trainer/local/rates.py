@@ -39,7 +39,8 @@ def usual_rate(parameters: int, *, lora: bool, imitates: bool) -> float:
     """The learning rate for a model of so many parameters.
 
     Args:
-        lora: whether an adapter is trained instead of all weights. imitates: whether the loss is that of `agl.SFT`.
+        lora: whether an adapter is trained instead of all weights.
+        imitates: whether the loss is that of `agl.SFT`.
     """
     rates = next(rates for rates in USUAL_RATES if parameters < rates.below)
     whole, adapter = rates.imitated if imitates else rates.sampled

@@ -39,7 +39,8 @@ class SchemaCheck:
     """What the schemas of one tokenizer take. Thread-safe.
 
     Args:
-        tokenizer: a fast one. vocabulary: how many logits the model has.
+        tokenizer: a fast one.
+        vocabulary: how many logits the model has.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
@@ -60,7 +61,8 @@ class SchemaCheck:
         """Try a grammar. Blocks.
 
         Args:
-            grammar: what `json_grammar` made. lark: of the tokenizer.
+            grammar: what `json_grammar` made.
+            lark: of the tokenizer.
 
         Raises:
             ConfigError: answers cannot be held to it, or it takes too much; see `Grammars.admitted`.

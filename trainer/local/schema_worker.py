@@ -39,7 +39,9 @@ def stop_tokenizer(tokenizer: str, vocabulary: int, stops: tuple[int, ...]) -> A
     """llguidance's form of a tokenizer with the stop tokens of an answer.
 
     Args:
-        tokenizer: as JSON. vocabulary: how many logits the model has. stops: may be empty.
+        tokenizer: as JSON.
+        vocabulary: how many logits the model has.
+        stops: may be empty.
     """
     from llguidance import LLTokenizer
 

@@ -52,7 +52,8 @@ def load_renderings(models: Mapping[str, str], renderer: str | None = None) -> d
         renderer: a name from the `renderers` package; None chooses by the model.
 
     Raises:
-        ModelLoadError: a model has no tokenizer or no chat template. ConfigError: there is no such renderer.
+        ModelLoadError: a model has no tokenizer or no chat template.
+        ConfigError: there is no such renderer.
     """
     made = {m: Rendering(load_tokenizer(model_directory(m)), renderer=renderer) for m in set(models.values())}
     return {policy: made[model] for policy, model in models.items()}

@@ -74,7 +74,8 @@ class Worker:
         """Load the policies in a thread, so that what is being loaded is emitted meanwhile.
 
         Args:
-            rank: of this process among those with `data_parallel`. rendezvous: the file by which they find each other.
+            rank: of this process among those with `data_parallel`.
+            rendezvous: the file by which they find each other.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -20,9 +20,12 @@ class Sample:
     """One rollout of a step, texts and all.
 
     Attributes:
-        rollout_id: its id in the store. mode: "train" or "val".
-        task: as JSON text. conversation: the calls' messages and answers in order, as text. Long ones are cut.
-        rewards: by name, of its last attempt. reward: the sum of those that count; None without any.
+        rollout_id: its id in the store.
+        mode: "train" or "val".
+        task: as JSON text.
+        conversation: the calls' messages and answers in order, as text. Long ones are cut.
+        rewards: by name, of its last attempt.
+        reward: the sum of those that count; None without any.
         advantage: the mean over its trained tokens; None where none was trained.
     """
 

@@ -30,7 +30,9 @@ class WandB(Tracker):
     sync them in the order of their names.
 
     Attributes:
-        project: "agl" if None. name: the run's id if None. entity: the team; your own if None.
+        project: "agl" if None.
+        name: the run's id if None.
+        entity: the team; your own if None.
         mode: "online", "offline" or "disabled"; WANDB_MODE if None.
         directory: where its files go; the run's directory if None.
 
@@ -101,7 +103,8 @@ class MLflow(Tracker):
     be next to "train/reward/correct", "." for "/".
 
     Attributes:
-        project: the experiment; "agl" if None. name: the run's id if None.
+        project: the experiment; "agl" if None.
+        name: the run's id if None.
         tracking_uri: a server or database; MLFLOW_TRACKING_URI or MLflow's own default if None.
     """
 
@@ -204,7 +207,8 @@ class Trackio(Tracker):
     """Trackio, which keeps runs on this machine unless TRACKIO_SPACE_ID or `space_id` names a Hugging Face Space.
 
     Attributes:
-        project: "agl" if None. name: followed by the run's id, by which a resumed run is found.
+        project: "agl" if None.
+        name: followed by the run's id, by which a resumed run is found.
         space_id: a Space that the metrics go to.
     """
 

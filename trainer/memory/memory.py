@@ -86,7 +86,8 @@ class Memory:
         """Store a value under a key, replacing an earlier one.
 
         Args:
-            value: any JSON value, often a dict. index: the fields whose texts are searched; None = all, False = none.
+            value: any JSON value, often a dict.
+            index: the fields whose texts are searched; None = all, False = none.
             reward: how good what it tells was; decides what is kept. None: it goes last. Inside a rollout it is the
                 rollout's.
         """

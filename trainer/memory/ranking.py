@@ -84,7 +84,8 @@ async def find(
     """The entries that a query finds in a version, best first, with their scores.
 
     Args:
-        entries: of that version, in order of writing. embedded: the query's text as floats [d]; None without `embed=`.
+        entries: of that version, in order of writing.
+        embedded: the query's text as floats [d]; None without `embed=`.
     """
     relevance: Mapping[MemoryId, float] = {}
     if query.text is not None:

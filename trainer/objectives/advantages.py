@@ -59,7 +59,8 @@ class StepAdvantages:
         zero_variance_groups: those in which all calls that are compared with each other have the same return.
         flat_groups: those in which no call has anything to learn from, for these reasons or others.
         baselines: of "running_baseline", agent -> mean of its returns as it is after this step, for the next one.
-        pairs: of DPO, the better rollout's id -> the worse one's. facts: others of the step, for its history.
+        pairs: of DPO, the better rollout's id -> the worse one's.
+        facts: others of the step, for its history.
     """
 
     trajectories: tuple[Trajectory, ...]
@@ -91,8 +92,11 @@ class _Entry:
     """A call in one comparison.
 
     Attributes:
-        rollout: index of its trajectory. key: the group that it is compared in. value: its return.
-        alone: whether its group has no other rollout. differs: whether its return is another than its group's.
+        rollout: index of its trajectory.
+        key: the group that it is compared in.
+        value: its return.
+        alone: whether its group has no other rollout.
+        differs: whether its return is another than its group's.
     """
 
     rollout: int
@@ -405,8 +409,10 @@ def leave_one_out(
     """value - the mean of the group's other rollouts, float32 of the shape of `values`.
 
     Args:
-        values: returns of one rollout's calls. rollout_mean: their mean, with which the rollout counts in its group.
-        mean: of the group. size: rollouts in the group, at least 2.
+        values: returns of one rollout's calls.
+        rollout_mean: their mean, with which the rollout counts in its group.
+        mean: of the group.
+        size: rollouts in the group, at least 2.
 
     Source: RLOO, arXiv 2402.14740, eq. 5; with one call per rollout, verl's `compute_rloo_outcome_advantage`.
     """
@@ -418,7 +424,8 @@ def whiten(values_C: FloatArray64 | Sequence[float], tokens_C: Sequence[int] | n
     """(value - mean) / sqrt(variance + 1e-8), float32 [C], over the tokens of a batch.
 
     Args:
-        values_C: one per call, which all of its tokens share. tokens_C: how many tokens the call has.
+        values_C: one per call, which all of its tokens share.
+        tokens_C: how many tokens the call has.
 
     Source: REINFORCE++, arXiv 2501.03262, eq. 3; verl's `masked_whiten` (sample variance, N - 1).
     """

@@ -41,7 +41,9 @@ def value_loss(values_N: Tensor, old_values_N: Tensor, targets_N: Tensor, clip: 
     of the values clipped to within `clip` of the old ones.
 
     Args:
-        values_N: float32, carries the gradient. old_values_N: before the update. targets_N: what they should be.
+        values_N: float32, carries the gradient.
+        old_values_N: before the update.
+        targets_N: what they should be.
         clip: None for none.
 
     Source: PPO's reference implementation; verl's `compute_value_loss`.

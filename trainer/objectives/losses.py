@@ -24,7 +24,8 @@ class PolicyLoss:
     Attributes:
         loss: float32 [N], to be minimised.
         log_ratio: float32 [N], new minus old log-prob, without gradient.
-        clipped: bool [N], where the upper or lower clip had an effect. dual_clipped: where the dual clip had; None for
+        clipped: bool [N], where the upper or lower clip had an effect.
+        dual_clipped: where the dual clip had; None for
             none.
     """
 

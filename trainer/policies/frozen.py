@@ -21,7 +21,9 @@ class FrozenPolicy:
     """Made by `load` or `connect`, ended by `close`.
 
     Attributes:
-        engine: what samples. rendering: messages to tokens and back. stop_token_ids: what ends an answer in addition
+        engine: what samples.
+        rendering: messages to tokens and back.
+        stop_token_ids: what ends an answer in addition
             to the rendering's. model: where tokenizer and chat template come from. version: of the weights.
     """
 
@@ -78,7 +80,8 @@ class FrozenPolicy:
         """Use a policy that a server holds.
 
         Args:
-            engine: the server. model: a Hugging Face directory or hub id with its tokenizer and chat template; if
+            engine: the server.
+            model: a Hugging Face directory or hub id with its tokenizer and chat template; if
                 None, the one that `engine` names. renderer, chat_template: as for `load`.
 
         Raises:

@@ -25,7 +25,8 @@ class Policies:
     """Made by `start`, ended by `close`. Iterating gives (name, policy) in order.
 
     Args:
-        policies: by name. renderings: by name.
+        policies: by name.
+        renderings: by name.
 
     Attributes:
         names: of the policies, in order.

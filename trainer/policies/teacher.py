@@ -29,7 +29,8 @@ class Teacher:
     """Made by `start`, ended by `close`.
 
     Args:
-        name: of the teacher, for people. model: what computes.
+        name: of the teacher, for people.
+        model: what computes.
     """
 
     def __init__(self, name: str, model: LocalPolicy | ServedModel) -> None:
@@ -49,7 +50,8 @@ class Teacher:
 
         Args:
             teacher: a Hugging Face directory or hub id, the directory of a run or checkpoint, or a server.
-            student: whose tokens it scores. spec: how to load it; its model is not read.
+            student: whose tokens it scores.
+            spec: how to load it; its model is not read.
             on_progress: called with what is being loaded.
 
         Raises:

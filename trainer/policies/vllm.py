@@ -51,7 +51,8 @@ class VLLMServer:
     """A `vllm serve` for the policies of one base model. Made by `start`, ended by `close`.
 
     Attributes:
-        dtype: of its computation. lock: held while weights are handed over or compared.
+        dtype: of its computation.
+        lock: held while weights are handed over or compared.
     """
 
     def __init__(self, model: str, folder: Path, device: str) -> None:
@@ -75,7 +76,8 @@ class VLLMServer:
         """Start it and wait until it serves: it loads the model, compiles it and captures CUDA graphs.
 
         Args:
-            specs: the policies, on one base model. info: what the learner loaded of it; of an adapter that changes its
+            specs: the policies, on one base model.
+            info: what the learner loaded of it; of an adapter that changes its
                 embeddings, vLLM gets all weights.
             on_progress: called with what vLLM prints about it.
 
@@ -229,7 +231,8 @@ class VLLMPolicy(LocalPolicy):
     Made by `with_vllm`.
 
     Attributes:
-        server: what samples it. info: as the policy process loaded it, with the server's dtype.
+        server: what samples it.
+        info: as the policy process loaded it, with the server's dtype.
     """
 
     def __init__(self, policy: LocalPolicy, server: VLLMServer) -> None:

@@ -30,11 +30,15 @@ class Child:
     """`python -m MODULE FD ARGUMENT ...`, where FD is the child's end of a socket pair. Its output goes to a file.
 
     Args:
-        module: its program. arguments: after FD. env: its whole environment; see `agl.trainer.processes.environment`.
+        module: its program.
+        arguments: after FD.
+        env: its whole environment; see `agl.trainer.processes.environment`.
         new_session: whether it leads a process group.
 
     Attributes:
-        process: as started. connection: our end of the socket pair. log: the file of its output.
+        process: as started.
+        connection: our end of the socket pair.
+        log: the file of its output.
 
     Raises:
         OSError: it cannot be started.
@@ -108,7 +112,8 @@ def exit_with_parent(connection: socket.socket, end: Callable[[], object]) -> No
     """End this process, whatever it is computing, when the other end of the socket closes or the parent dies.
 
     Args:
-        connection: to the parent. end: ends the process.
+        connection: to the parent.
+        end: ends the process.
     """
     parent = os.getppid()
 

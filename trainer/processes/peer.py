@@ -50,7 +50,8 @@ class Peer(asyncio.Protocol):
     """One end of the socket. Lives on the event loop that connects it.
 
     Args:
-        handlers: what the other end may call. on_loss: called when the connection is lost, but for one that `fail` has
+        handlers: what the other end may call.
+        on_loss: called when the connection is lost, but for one that `fail` has
             given up.
 
     Attributes:

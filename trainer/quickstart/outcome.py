@@ -27,7 +27,8 @@ def conclude(
     """Print how the policy got better on held-out tasks, write its curve, and say what to do next.
 
     Args:
-        evaluation: of the held-out tasks, the first policy before training and the last after it. result: of the last
+        evaluation: of the held-out tasks, the first policy before training and the last after it.
+        result: of the last
             run. history: entries of all runs. ask: a question for the trained agent.
 
     Returns:

@@ -41,7 +41,9 @@ class Stage:
     """A part of the warm start, on demonstrations of one kind.
 
     Attributes:
-        name: shown with its progress. demonstrate: draws a demonstration. steps: how many optimiser steps.
+        name: shown with its progress.
+        demonstrate: draws a demonstration.
+        steps: how many optimiser steps.
     """
 
     name: str
@@ -56,7 +58,8 @@ class Recipe:
     Attributes:
         capability_steps: optimiser steps on good demonstrations, which teach the format and copying.
         mixed_steps: optimiser steps on demonstrations of mixed quality, which leave room for RL.
-        rows: packed rows per step. row_tokens: tokens per row; a row holds as many demonstrations as fit.
+        rows: packed rows per step.
+        row_tokens: tokens per row; a row holds as many demonstrations as fit.
         learning_rate: the peak, after `warmup_steps`; decays linearly to a tenth.
     """
 
@@ -82,8 +85,11 @@ class PolicyReport:
 
     Attributes:
         directory: a Hugging Face model directory.
-        parameters: how many the model has. vocabulary: how many tokens the tokenizer knows.
-        steps: optimiser steps. tokens: demonstration tokens seen. loss: of the last step, nats per written token.
+        parameters: how many the model has.
+        vocabulary: how many tokens the tokenizer knows.
+        steps: optimiser steps.
+        tokens: demonstration tokens seen.
+        loss: of the last step, nats per written token.
         seconds: wall time.
     """
 
@@ -225,7 +231,8 @@ class _Batch:
     """Demonstrations packed into B rows of T tokens.
 
     Attributes:
-        ids: int64 [B, T]. positions: int64 [B, T], from 0 in each demonstration.
+        ids: int64 [B, T].
+        positions: int64 [B, T], from 0 in each demonstration.
         mask: float32 [B, 1, T, T], added to attention scores: a token sees its own demonstration up to itself.
         predictors: int64 [S], flat indices of the outputs that predict a written token.
         targets: int64 [S], those tokens.

@@ -55,8 +55,10 @@ class Size:
     """How much is done.
 
     Attributes:
-        expert: tasks that the expert solves, each of which is imitated once. heldout: tasks that measure.
-        batch: tasks of a step of GRPO. group: rollouts of each.
+        expert: tasks that the expert solves, each of which is imitated once.
+        heldout: tasks that measure.
+        batch: tasks of a step of GRPO.
+        group: rollouts of each.
     """
 
     expert: int = 96

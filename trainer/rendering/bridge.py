@@ -75,7 +75,8 @@ class Part:
     """New messages that the template writes together.
 
     Attributes:
-        kind: of a conversation in which they follow an answer. joint: its joint.
+        kind: of a conversation in which they follow an answer.
+        joint: its joint.
         count: how many they are; more than the roles of `kind` where neighbours of one role are joined.
     """
 

@@ -67,7 +67,9 @@ def accepted(
     """What a template makes of messages or, where it refuses them, of the `joined` ones.
 
     Args:
-        render: the template. messages: normalised. refusals: what it raises of messages that it refuses.
+        render: the template.
+        messages: normalised.
+        refusals: what it raises of messages that it refuses.
 
     Raises:
         Exception: one of `refusals`, of the messages as they are.

@@ -60,7 +60,8 @@ class Rendering:
         renderer: the name of the one in use.
         always_reads_calls: whether `parse` takes note of calls where a request has no tools, too.
         stop_token_ids: the tokens that end an answer.
-        tools_refusal: why requests with tools are refused; None if they are not. vocabulary_size: how many tokens there
+        tools_refusal: why requests with tools are refused; None if they are not.
+        vocabulary_size: how many tokens there
             are.
 
     Raises:
@@ -212,7 +213,8 @@ class Rendering:
         """Why any conversation forks at new messages of these roles; None when none does for their sake.
 
         Args:
-            tools: whether its requests have tools. system: whether it begins with a system message.
+            tools: whether its requests have tools.
+            system: whether it begins with a system message.
         """
         return self._model.fork_reason(tuple(roles), tools, system, False)
 
@@ -221,7 +223,9 @@ class Rendering:
 
         Args:
             prompt_ids: of `prompt` or `extend`, for these messages and tools, without forced ids.
-            messages: of the request, whole. answer: the assistant's message that followed. tools: of the request.
+            messages: of the request, whole.
+            answer: the assistant's message that followed.
+            tools: of the request.
 
         Returns:
             int32 [R], the token that ends the answer included.
@@ -330,7 +334,8 @@ class Rendering:
         """The places of the sampled tokens that are reasoning, the marks around it included.
 
         Args:
-            response_ids, prompt_ids: as for `parse`; reasoning is never forced. parsed: the result of `parse`.
+            response_ids, prompt_ids: as for `parse`; reasoning is never forced.
+            parsed: the result of `parse`.
         """
         if not parsed.reasoning:
             return set()
@@ -392,7 +397,8 @@ class Rendering:
         """The places of the sampled tokens that no content is made of: reasoning, calls, and what parsers leave out.
 
         Args:
-            response_ids, tools, forced_ids, prompt_ids: as for `parse`. parsed: its result.
+            response_ids, tools, forced_ids, prompt_ids: as for `parse`.
+            parsed: its result.
         """
         forced = len(forced_ids)
         before = _array(prompt_ids[: len(prompt_ids) - forced])

@@ -299,7 +299,8 @@ def _section(pair: str, name: str, before: str, close: str) -> tuple[str, str, s
     """The texts before, between and after several calls in one section; None where each call has all of its marks.
 
     Args:
-        pair: the text of two calls. before, close: of a single one: the texts before its name and after its arguments.
+        pair: the text of two calls.
+        before, close: of a single one: the texts before its name and after its arguments.
     """
     between_calls = pair.partition(KEY)[2].partition(VALUE)[2].partition(name)[0]
     ends = [close[: mark.end()] for mark in re.finditer(">", close)]

@@ -17,7 +17,8 @@ class ToolCall:
     """A call that the model made, from `tool_call`.
 
     Attributes:
-        name: of the tool. id: that the model sampled.
+        name: of the tool.
+        id: that the model sampled.
         arguments: the text of a JSON object that every parser reads.
         raw: the text that it was read from, where the parser is one of `FORMATS`.
     """
@@ -108,7 +109,10 @@ def tool_call(name: str, arguments: dict[str, Any], raw: str, call_id: str | Non
     half a surrogate pair becomes a question mark, as in names: clients that read arguments could not send it back.
 
     Args:
-        name: of the tool. arguments: as Python read them. raw: text of the call. call_id: that the model sampled.
+        name: of the tool.
+        arguments: as Python read them.
+        raw: text of the call.
+        call_id: that the model sampled.
     """
     if _depth_exceeds(arguments, MOST_NESTED):
         return Malformed(raw)

@@ -38,8 +38,11 @@ class Alert:
     """One thing that looks wrong.
 
     Attributes:
-        kind: "entropy", "kl", "flat", "failed", "faults" or "held-out". policy: whose, if there are several.
-        since: the step from which on it has been so. step: the last one at which it was. text: what was seen then.
+        kind: "entropy", "kl", "flat", "failed", "faults" or "held-out".
+        policy: whose, if there are several.
+        since: the step from which on it has been so.
+        step: the last one at which it was.
+        text: what was seen then.
     """
 
     kind: str

@@ -47,7 +47,8 @@ class CallReport:
         trained: what training did with it, if it was trained or dropped.
         return_: the return that it was trained with, or would be; None in an attempt that failed.
         continued: how many tokens of its prompt are an earlier call's, token for token.
-        tokens: the sampled tokens. rewards: this call's own.
+        tokens: the sampled tokens.
+        rewards: this call's own.
     """
 
     call: Call
@@ -106,8 +107,10 @@ class ProviderCall:
     """A call that another model answered, as its span has it; messages in the form of Chat Completions.
 
     Attributes:
-        agent: that made it. model: that answered.
-        messages: those that the same agent's call before did not have. reply: None of a call that failed.
+        agent: that made it.
+        model: that answered.
+        messages: those that the same agent's call before did not have.
+        reply: None of a call that failed.
         error: of the call, or why its messages cannot be read.
         cost: in US dollars; None where the price is not known (`agl.trainer.report.prices`).
     """
@@ -138,8 +141,11 @@ class RolloutReport:
     """What is known of a rollout and one of its attempts.
 
     Attributes:
-        rollout: as stored. attempts: all of its attempts. output: what the agent returned, as text.
-        rewards: the rollout's own. total_reward: the sum of all primary rewards; None without any.
+        rollout: as stored.
+        attempts: all of its attempts.
+        output: what the agent returned, as text.
+        rewards: the rollout's own.
+        total_reward: the sum of all primary rewards; None without any.
         calls, rows, tools: of the attempt; a tool call is a dict of `name`, `tool_call_id`, `arguments`, `result`,
             `status` and `error`.
         provider_calls: calls that other models answered, of which no tokens are known.

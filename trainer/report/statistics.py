@@ -35,7 +35,8 @@ def success_interval(rates_T: ArrayLike, samples: float = 1) -> Interval:
     20 tasks 95 to 96 % instead of 90 %.
 
     Args:
-        rates_T: (..., T), each between 0 and 1. samples: per task; their mean, where tasks differ.
+        rates_T: (..., T), each between 0 and 1.
+        samples: per task; their mean, where tasks differ.
     """
     rates = np.asarray(rates_T, np.float64)
     n = rates.shape[-1]
@@ -135,7 +136,9 @@ def pass_at_k(n: ArrayLike, c: ArrayLike, k: int) -> Floats:
     arXiv 2107.03374), unbiased.
 
     Args:
-        n: samples per task, (T,). c: successes among them, (T,). k: at most the smallest n.
+        n: samples per task, (T,).
+        c: successes among them, (T,).
+        k: at most the smallest n.
 
     Raises:
         ConfigError: `k` is above n, or below 1.

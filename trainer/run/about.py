@@ -21,7 +21,9 @@ class About:
     """What is noted on a run.
 
     Attributes:
-        name: shown in place of the run's own; "" for that. tags: in order. note: any text.
+        name: shown in place of the run's own; "" for that.
+        tags: in order.
+        note: any text.
         deleted_at: when it was deleted, which hides it from lists; None: it was not, or it was restored.
     """
 

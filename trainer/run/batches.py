@@ -26,7 +26,9 @@ class Batches:
     next, but no task of both; only the last batch of the last epoch may be smaller.
 
     Attributes:
-        tasks: the dataset. batch_size: tasks per step. seed: of the permutations.
+        tasks: the dataset.
+        batch_size: tasks per step.
+        seed: of the permutations.
         epochs: after which the batches end; None = never.
         spreads: index of a task -> the standard deviation of its rewards when it was last sampled, by which tasks are
             drawn then; None draws them evenly.

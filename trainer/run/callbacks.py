@@ -120,7 +120,8 @@ class Webhook(Callback):
     alert, or the status), "text"}. A receiver that does not answer is logged, and never stops the run.
 
     Args:
-        url: http:// or https://. timeout: seconds for one request.
+        url: http:// or https://.
+        timeout: seconds for one request.
 
     Raises:
         ConfigError: not a URL.

@@ -22,10 +22,13 @@ class Evaluation:
     """One evaluation of a candidate on some tasks.
 
     Attributes:
-        step: of the run's history. candidate: the version of the resources that holds its texts.
+        step: of the run's history.
+        candidate: the version of the resources that holds its texts.
         parent: the version that it was rewritten from; None for the start, and for what was combined from others.
-        split: the tasks that it ran on: "train", "val", "held_out/start" or "held_out". tasks: how many.
-        score: mean over the rollouts. low, high: its 95 % interval.
+        split: the tasks that it ran on: "train", "val", "held_out/start" or "held_out".
+        tasks: how many.
+        score: mean over the rollouts.
+        low, high: its 95 % interval.
     """
 
     step: int
@@ -43,9 +46,11 @@ class Candidate:
     """A candidate and its evaluations, in order.
 
     Attributes:
-        number: in the order in which candidates were first evaluated; 0 is the start. parent: the number of the
+        number: in the order in which candidates were first evaluated; 0 is the start.
+        parent: the number of the
             candidate that it was rewritten from. depth: how many rewritings lie between it and one without a parent.
-        texts: by component. chosen: whether it is the result of the search.
+        texts: by component.
+        chosen: whether it is the result of the search.
     """
 
     number: int

@@ -20,8 +20,12 @@ class SavedHistory:
     """What a checkpoint knows of its run.
 
     Attributes:
-        run_id: of the run. step: completed steps. saved_at: seconds since the epoch.
-        algorithm: the name of its class. settings: the algorithm's. entries: one dict per step.
+        run_id: of the run.
+        step: completed steps.
+        saved_at: seconds since the epoch.
+        algorithm: the name of its class.
+        settings: the algorithm's.
+        entries: one dict per step.
     """
 
     run_id: str

@@ -37,7 +37,9 @@ class Measured:
     """A validation.
 
     Attributes:
-        step: completed steps. reward: the mean. low, high: its 95 % interval, by Student's t over tasks; None where the
+        step: completed steps.
+        reward: the mean.
+        low, high: its 95 % interval, by Student's t over tasks; None where the
             rollouts are not here. tasks: how many.
     """
 
@@ -102,7 +104,9 @@ def model_card(repo: str, files: Path, run_directory: Path | None) -> str:
     """The README.md of a policy: metadata for the hub, what was trained, and how good it was before and after.
 
     Args:
-        repo: its name on the hub. files: its directory. run_directory: of the run that trained it, if any.
+        repo: its name on the hub.
+        files: its directory.
+        run_directory: of the run that trained it, if any.
     """
     saved = None if run_directory is None else read_history(run_directory)
     is_adapter = (files / "adapter_config.json").is_file()

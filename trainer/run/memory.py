@@ -34,7 +34,9 @@ class RunMemory:
     """The memory of one run's agent.
 
     Args:
-        store: of the run. run_id: of the run. use: how the agent uses which memory.
+        store: of the run.
+        run_id: of the run.
+        use: how the agent uses which memory.
     """
 
     def __init__(self, store: Store, run_id: str, use: MemoryUse) -> None:

@@ -27,9 +27,12 @@ class Recorder:
     """The history of one run.
 
     Attributes:
-        store: keeps the run and its metrics. progress: shows them. run: what is recorded of the run so far.
+        store: keeps the run and its metrics.
+        progress: shows them.
+        run: what is recorded of the run so far.
         history: one dict per step.
-        loggers: get the same numbers. resumed: whether the run continues the logs of a stopped one.
+        loggers: get the same numbers.
+        resumed: whether the run continues the logs of a stopped one.
     """
 
     store: Store

@@ -128,7 +128,8 @@ def group_counts(results: Sequence[RolloutResult], worth: StepAdvantages) -> dic
     A group is that of a task, whichever agents and policies are compared in it.
 
     Args:
-        results: of all rollouts of these groups. worth: of those that succeeded.
+        results: of all rollouts of these groups.
+        worth: of those that succeeded.
     """
     groups = {r.rollout.group for r in results}
     succeeded = {r.rollout.group for r in results if r.attempt_trajectory is not None}

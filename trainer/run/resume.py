@@ -71,7 +71,8 @@ async def reconcile(
     recorded as not trained.
 
     Args:
-        step: how many steps are done in those weights. versions: of those weights, by policy.
+        step: how many steps are done in those weights.
+        versions: of those weights, by policy.
         max_staleness: how many updates older the weights of the next step's rollouts may be. Above 1, those of other
             steps may be trained in it.
         first: the earliest step among them; None = `step`.

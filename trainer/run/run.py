@@ -46,19 +46,25 @@ class Run:
     """What an algorithm is given. Its rollouts are executed by `agl.trainer.run.workplace.Workplace`.
 
     Attributes:
-        config: the settings. run_id, seed, directory: of this run.
-        agent: what is executed for each task. train, val: the tasks.
-        store: where facts are recorded; stays open. progress: what is shown while it runs.
+        config: the settings.
+        run_id, seed, directory: of this run.
+        agent: what is executed for each task.
+        train, val: the tasks.
+        store: where facts are recorded; stays open.
+        progress: what is shown while it runs.
         resume: whether to continue from the last checkpoint in `directory`.
         own_store: whether the store is the file of this run, in `directory`.
         payload: the packed agent for worker processes, where `config.runners` starts them.
         serve: makes the gateway reachable; None: a server at `config.host` and `config.port`.
-        checkpoint: the last one. policy_paths: the trained policies' directories by name.
+        checkpoint: the last one.
+        policy_paths: the trained policies' directories by name.
         prompts: the texts that a prompt search ended with, by name.
         history: one dict per step; `record` adds to it.
-        recorder: keeps the run's history; made from the others if None. callbacks: see it, and may end the run.
+        recorder: keeps the run's history; made from the others if None.
+        callbacks: see it, and may end the run.
         memory: what the agent remembers, made where its rollouts are executed; None for nothing.
-        watch: what looks wrong in the history. stop_request: why it ends after this step, where a person outside of
+        watch: what looks wrong in the history.
+        stop_request: why it ends after this step, where a person outside of
             this program wants it to.
     """
 

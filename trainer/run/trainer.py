@@ -60,10 +60,12 @@ class Result:
     """The result of training.
 
     Attributes:
-        run_id, directory: identify the run. store: the URL of its store.
+        run_id, directory: identify the run.
+        store: the URL of its store.
         history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, each also
             by the reward's or agent's name ("train/reward/<name>"), ...
-        policies: the trained policies by name, a Hugging Face directory each. policy: the only one; None if there is
+        policies: the trained policies by name, a Hugging Face directory each.
+        policy: the only one; None if there is
             none or more than one.
         checkpoint: the last checkpoint, for `resume=True`; None if none was written.
         stop_reason: why a callback ended training before its last step; None if none did.
@@ -128,7 +130,8 @@ class _Launch:
     """What one call of `fit` or `dev` adds to the trainer's settings.
 
     Attributes:
-        payload: what worker processes receive instead of the agent. tracers: those to switch on in this process.
+        payload: what worker processes receive instead of the agent.
+        tracers: those to switch on in this process.
         lock: of the directory; None for a dry run.
     """
 
@@ -250,7 +253,8 @@ class Trainer:
         """As `fit`, on the caller's event loop; cancelling it ends the run cleanly, and so do SIGTERM and SIGHUP.
 
         Args:
-            run_id: of the run; None = a new one. serve: makes the gateway reachable; None: a server for this run.
+            run_id: of the run; None = a new one.
+            serve: makes the gateway reachable; None: a server for this run.
             progress: receives the run's progress; None: as `Trainer(progress=)` says.
         """
         train, val = _as_tasks(train_dataset, val_dataset)

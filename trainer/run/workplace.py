@@ -96,7 +96,8 @@ class Workplace:
         """Start the gateway and the workers. Of a run that is resumed, what was left unfinished is cancelled first.
 
         Args:
-            rules: mode -> the trainer's sampling rules. model: the policy's name for agents.
+            rules: mode -> the trainer's sampling rules.
+            model: the policy's name for agents.
             register: puts the policies that answer on the run's gateway.
             routed: whether selected agents' requests go to the gateway.
             rewarded: whether a rollout without a reward has failed.
@@ -247,7 +248,8 @@ class Workplace:
         older. Before or after `start`, which cancels unfinished ones.
 
         Args:
-            sampled: whether each step has rollouts. first: as for `reconcile`.
+            sampled: whether each step has rollouts.
+            first: as for `reconcile`.
 
         Raises:
             StoreError: the run's own store does not hold the last of these steps.

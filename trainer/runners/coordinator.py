@@ -95,13 +95,18 @@ class RunCoordinator:
     """A `Coordinator` over a store and, where calls are routed, a gateway. Lives on the run's event loop.
 
     Args:
-        store: where rollouts come from and results are recorded. gateway: None routes nothing.
-        selection: which agents are trained. rules: mode -> the trainer's sampling rules.
+        store: where rollouts come from and results are recorded.
+        gateway: None routes nothing.
+        selection: which agents are trained.
+        rules: mode -> the trainer's sampling rules.
         resources: for every rollout, with those that the store holds under its `resources_id` in their place or in
             addition; None = those of the store alone, under that id or the latest.
-        model: the name that agents see for the policy. run_id: the run whose rollouts are leased; None = any.
-        on_result: called with each result. air: the rules that reward tool outcomes, calls and handoffs, if any.
-        rewarded: whether an attempt without a reward has failed. reward_range: outside of which it has failed, too.
+        model: the name that agents see for the policy.
+        run_id: the run whose rollouts are leased; None = any.
+        on_result: called with each result.
+        air: the rules that reward tool outcomes, calls and handoffs, if any.
+        rewarded: whether an attempt without a reward has failed.
+        reward_range: outside of which it has failed, too.
         silent_seconds: how long a worker may be silent, for rollouts without `unresponsive_seconds`.
         guard: of workers that other people start; None trusts every worker.
         end_worker: called with each lease that is past its limits and its worker; ends the worker, and returns the

@@ -61,8 +61,11 @@ class Executor:
     """Runs one agent, any number of attempts at once. Lives on the caller's event loop.
 
     Args:
-        agent: what to run. coordinator: gets the reports. hooks: called around every attempt.
-        runner: passed to the hooks. on_span_end: called with every span as it ends, in the thread that ended it.
+        agent: what to run.
+        coordinator: gets the reports.
+        hooks: called around every attempt.
+        runner: passed to the hooks.
+        on_span_end: called with every span as it ends, in the thread that ended it.
     """
 
     def __init__(

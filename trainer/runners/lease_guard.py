@@ -26,7 +26,9 @@ class LeaseGuard:
     """Remembers which workers reported and which lost their leases.
 
     Args:
-        patience: see `PATIENCE_SECONDS`. first_heartbeat: see `FIRST_HEARTBEAT_SECONDS`. steady: monotonic seconds.
+        patience: see `PATIENCE_SECONDS`.
+        first_heartbeat: see `FIRST_HEARTBEAT_SECONDS`.
+        steady: monotonic seconds.
     """
 
     def __init__(

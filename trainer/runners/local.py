@@ -24,10 +24,12 @@ class LocalRunner:
     """Workers as tasks of the caller's event loop; their agents run on another loop and in threads.
 
     Args:
-        agent: what to run. coordinator: where rollouts come from.
+        agent: what to run.
+        coordinator: where rollouts come from.
         n_workers: how many rollouts run at once.
         on_failure: called when a worker itself fails (the store is gone, for example), which is no rollout's fault.
-        hooks: called around every attempt. name: of this runner; workers are named after it and numbered.
+        hooks: called around every attempt.
+        name: of this runner; workers are named after it and numbered.
         on_span_end: called with every span of an attempt as it ends, in the thread that ended it.
     """
 

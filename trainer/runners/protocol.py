@@ -28,8 +28,10 @@ class Failure:
     """Why an attempt failed.
 
     Attributes:
-        rollout_id, attempt: identify the attempt. kind: one of `FAILURES`.
-        message: what happened. place: the line of the user's code that raised, "file:line"; "" if it is not known.
+        rollout_id, attempt: identify the attempt.
+        kind: one of `FAILURES`.
+        message: what happened.
+        place: the line of the user's code that raised, "file:line"; "" if it is not known.
         traceback: the error as the store has it.
     """
 
@@ -57,7 +59,8 @@ class RolloutResult:
     """The result of a rollout after its last attempt.
 
     Attributes:
-        rollout: as stored. attempt: the number of the last one, from 1.
+        rollout: as stored.
+        attempt: the number of the last one, from 1.
         attempt_trajectory: trajectories and rewards of that attempt; None when it failed.
         error: why it failed; None when it succeeded.
         failures: of each attempt that failed, also where a later one succeeded.
@@ -80,7 +83,9 @@ class Lease:
         resources: named values for the agent, in addition to the policy.
         gateway: base URL of the gateway; None when nothing is routed.
         port: of the gateway, if it is another one than the coordinator's.
-        url: the attempt's URL below it, without the agent. key: valid for this attempt only. model: the policy's name.
+        url: the attempt's URL below it, without the agent.
+        key: valid for this attempt only.
+        model: the policy's name.
         sampling: the trainer's sampling parameters that agents can see.
         capture_content: whether texts are recorded.
     """
@@ -116,7 +121,8 @@ class Report:
     """The result of executing a lease.
 
     Attributes:
-        spans: all spans of the attempt. error: why it failed; None if it did not.
+        spans: all spans of the attempt.
+        error: why it failed; None if it did not.
         text: the error with its traceback, where `error` itself has none; of an attempt that did not fail, what the
             policy caused (`agl.mdp.faults`).
     """

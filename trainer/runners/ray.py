@@ -42,7 +42,8 @@ class Cluster:
     """The Ray that runners use: made by `join`, left by `leave`.
 
     Attributes:
-        host: address of this machine that every node reaches. n_nodes: nodes that were alive when it was joined.
+        host: address of this machine that every node reaches.
+        n_nodes: nodes that were alive when it was joined.
     """
 
     def __init__(self, host: str, n_nodes: int, started: bool) -> None:
@@ -138,9 +139,13 @@ class RayRunner:
     """N workers in actors of a Ray cluster, spread over its nodes; an actor that dies is replaced.
 
     Args:
-        cluster: joined; left by `stop`. coordinator: the run's; this runner sets its `end_worker`.
-        payload: the packed agent. url: of the coordinator's routes, as the nodes reach it. key: for them.
-        options: of `Trainer(runners=)`. n_workers: how many rollouts run at once.
+        cluster: joined; left by `stop`.
+        coordinator: the run's; this runner sets its `end_worker`.
+        payload: the packed agent.
+        url: of the coordinator's routes, as the nodes reach it.
+        key: for them.
+        options: of `Trainer(runners=)`.
+        n_workers: how many rollouts run at once.
         on_failure: called when workers die that had no rollout.
 
     Attributes:

@@ -179,7 +179,9 @@ class RecordingProxy:
     """What one program talks to: takes its spans and forwards its calls to providers.
 
     Args:
-        store: where spans are added. inference: makes the spans of the attempt's calls. providers: name -> base URL.
+        store: where spans are added.
+        inference: makes the spans of the attempt's calls.
+        providers: name -> base URL.
         system_prompts: what is put in the place of agents' own.
 
     Attributes:

@@ -28,7 +28,8 @@ class StoreCoordinator:
     """A coordinator and its background tasks. Made on the event loop that it lives on; ended by `stop`.
 
     Args:
-        coordinator: one that belongs to no run. silent_seconds: how long a runner may be silent before its rollouts
+        coordinator: one that belongs to no run.
+        silent_seconds: how long a runner may be silent before its rollouts
             are run again.
     """
 

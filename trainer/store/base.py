@@ -242,7 +242,8 @@ class Runs(Protocol):
         """Runs, newest first.
 
         Args:
-            run_ids: these alone, where they exist. after: only runs older than the one with this id, for paging.
+            run_ids: these alone, where they exist.
+            after: only runs older than the one with this id, for paging.
             limit: maximum number of runs.
         """
         ...
@@ -268,7 +269,8 @@ class Runs(Protocol):
         """Numbers of runs, by step, then name.
 
         Args:
-            names: these alone. after_step: of later steps alone.
+            names: these alone.
+            after_step: of later steps alone.
             ends: of each run and name only the first and the last one.
             limit: maximum number of values.
         """
@@ -289,7 +291,8 @@ class Runs(Protocol):
 
         Args:
             step: as in `Rollout`: training counts from 0, and a validation has the number of steps that are done.
-            group: of this group alone. after: only rollouts after the one with this id, for paging.
+            group: of this group alone.
+            after: only rollouts after the one with this id, for paging.
             limit: maximum number of rollouts.
         """
         ...
@@ -312,7 +315,9 @@ class Runs(Protocol):
 
         Args:
             text: in its task, its error, or what its calls sent or answered, in any case of ASCII letters.
-            agent: made one of its calls. tool: was called by its model. failed: it failed.
+            agent: made one of its calls.
+            tool: was called by its model.
+            failed: it failed.
             least, most: bounds of its reward, included; one without a reward has none.
             before: only rollouts older than the one with this id, for paging.
             limit: maximum number of rollouts.
@@ -336,7 +341,8 @@ class Memories(Protocol):
         the removed ones are seen no more. Earlier versions stay as they are; a repetition has no effect.
 
         Args:
-            scope: a run's id, or a memory's name. version: not less than any before.
+            scope: a run's id, or a memory's name.
+            version: not less than any before.
         """
         ...
 

@@ -72,7 +72,8 @@ class StoreSink:
     """The rollout of this process in the store: it is created with the first span and ends with the process.
 
     Args:
-        rollout: context of the rollout. arguments: command line of the process.
+        rollout: context of the rollout.
+        arguments: command line of the process.
         began: when the process began, by the monotonic clock.
 
     Raises:

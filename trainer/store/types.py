@@ -53,7 +53,8 @@ class RolloutConfig:
     """How a rollout is run.
 
     Attributes:
-        max_attempts: total number of attempts, >= 1. retry_on: statuses of an attempt after which another one follows.
+        max_attempts: total number of attempts, >= 1.
+        retry_on: statuses of an attempt after which another one follows.
         timeout_seconds: an attempt's limit; None for none.
         unresponsive_seconds: an attempt without a heartbeat for this long is abandoned; None for never.
     """
@@ -69,10 +70,15 @@ class NewRollout:
     """A rollout to enqueue.
 
     Attributes:
-        task: any JSON value. mode: train, val, dev or collect. run_id: the training run; step: its step.
-        group: rollouts of one group are compared. index: position within the step, which determines the seed.
-        seed: seed of the rollout's sampling. resources_id: version of the resources it uses; None = the latest.
-        priority: higher ones are leased first. rollout_id: chosen by the caller to make enqueueing idempotent;
+        task: any JSON value.
+        mode: train, val, dev or collect.
+        run_id: the training run; step: its step.
+        group: rollouts of one group are compared.
+        index: position within the step, which determines the seed.
+        seed: seed of the rollout's sampling.
+        resources_id: version of the resources it uses; None = the latest.
+        priority: higher ones are leased first.
+        rollout_id: chosen by the caller to make enqueueing idempotent;
             None = a new one. created_at: when it began, of one that runs already; None = now. Seconds since the epoch.
     """
 
@@ -148,8 +154,11 @@ class TrainedCall:
     """What training did with one call.
 
     Attributes:
-        call_id, rollout_id: identify the call. step: the training step. policy_version: produced by its update.
-        sequence: number of the merged row within the step. reward, return_, advantage: float64.
+        call_id, rollout_id: identify the call.
+        step: the training step.
+        policy_version: produced by its update.
+        sequence: number of the merged row within the step.
+        reward, return_, advantage: float64.
         tokens: number of its trained tokens; 0 when it was dropped.
         dropped: the reason why it was not trained, if so.
     """
@@ -171,12 +180,17 @@ class TrainingRun:
     """A training, an evaluation or a dry run, as `Store.put_run` records it.
 
     Attributes:
-        run_id: its id, which its rollouts and metrics carry. name: what its user calls it; "" if nothing.
+        run_id: its id, which its rollouts and metrics carry.
+        name: what its user calls it; "" if nothing.
         algorithm: the name of the algorithm's class ("GRPO", "VERL", "Baseline").
-        status: how far it is. error: why it failed.
-        config: its settings, as JSON values. directory: where it was run; on the machine that ran it.
-        step: completed steps. steps: those planned; None if that is not known.
-        created_at: when it began. updated_at: the last write of the run, its metrics included; set by the store.
+        status: how far it is.
+        error: why it failed.
+        config: its settings, as JSON values.
+        directory: where it was run; on the machine that ran it.
+        step: completed steps.
+        steps: those planned; None if that is not known.
+        created_at: when it began.
+        updated_at: the last write of the run, its metrics included; set by the store.
         ended_at: when it ended, if so. Times are seconds since the epoch.
     """
 
@@ -209,11 +223,15 @@ class RolloutSummary:
     """A rollout as a row of a table: what `Store.query_step` knows of it without its texts and tokens.
 
     Attributes:
-        rollout: as stored. error: why its last attempt failed.
+        rollout: as stored.
+        error: why its last attempt failed.
         rewards: those of its last attempt, AIR's included, in the order in which they were earned.
         agents: who made its calls, in the order of their first ones. The numbers are of its last attempt:
-        calls, failed_calls: LLM calls, and those of them that failed. forks: conversations that were not continued.
-        tokens: sampled ones. trained_tokens: those of them that were trained. zero_advantage_tokens: those of these
+        calls, failed_calls: LLM calls, and those of them that failed.
+        forks: conversations that were not continued.
+        tokens: sampled ones.
+        trained_tokens: those of them that were trained.
+        zero_advantage_tokens: those of these
             whose advantage is 0.
         advantage: the mean of its trained calls' advantages, weighted by their tokens; None if none was trained.
         dropped: a reason why a call was not trained.
@@ -244,7 +262,9 @@ class MemoryEntry:
     """One entry of a memory (`agl.Memory`).
 
     Attributes:
-        namespace, key: identify it in its scope. value: a JSON value. text: what a search reads; "" is never found.
+        namespace, key: identify it in its scope.
+        value: a JSON value.
+        text: what a search reads; "" is never found.
         reward: of the rollout that wrote it; None without one.
         source: identifies the task whose rollout wrote it; None for an entry that no rollout wrote.
         since: the version of the scope from which on it is seen.

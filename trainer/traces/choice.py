@@ -160,7 +160,8 @@ class Choice:
     already. What an expert does alike in every task counts in each: that is how often it does it.
 
     Args:
-        where: which rollouts. agents: whose calls; their policies stay what they are.
+        where: which rollouts.
+        agents: whose calls; their policies stay what they are.
         per_task: maximum number of rollouts of a task; None for all.
         weight: of a rollout's calls in the loss; 1 if None.
 
@@ -329,7 +330,8 @@ def unfit(transition: Transition, others: Iterable[Call]) -> str | None:
     """Why a call should not be imitated, whatever its rollout is worth; None if it may be.
 
     Args:
-        transition: the call with its rewards. others: the calls of its attempt.
+        transition: the call with its rewards.
+        others: the calls of its attempt.
     """
     call = transition.call
     if call.finish_reason == "length":

@@ -22,7 +22,9 @@ class Conversation:
     """One call's texts.
 
     Attributes:
-        messages: of the request, whole. tools: of the request. answer: the assistant's message.
+        messages: of the request, whole.
+        tools: of the request.
+        answer: the assistant's message.
     """
 
     messages: Sequence[Message]

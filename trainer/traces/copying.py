@@ -19,8 +19,10 @@ async def copy_rollout(
     nothing if the store has it: this is the store that it came from, or the run is resumed.
 
     Args:
-        record: of the rollout. store, run_id: where to; no worker asks for rollouts of the run yet.
-        trained: call id -> the call with the tokens that are trained, of one attempt. metadata: of the copy.
+        record: of the rollout.
+        store, run_id: where to; no worker asks for rollouts of the run yet.
+        trained: call id -> the call with the tokens that are trained, of one attempt.
+        metadata: of the copy.
     """
     source, attempt = record.rollout, next(iter(trained.values())).attempt
     new = NewRollout(

@@ -66,7 +66,8 @@ async def write(
 
     Raises:
         ConfigError: an option has an impossible value, or `model` is missing.
-        NoTrainableDataError: nothing was chosen; says why. ExportError: writing fails.
+        NoTrainableDataError: nothing was chosen; says why.
+        ExportError: writing fails.
     """
     if what not in FORMATS:
         raise ConfigError(f"there is no export {what!r}", hint=nearest(what, get_args(What)))
@@ -172,7 +173,9 @@ class Dialogue:
     """A conversation with all its turns, of which some are trained.
 
     Attributes:
-        messages: whole. tools: of its requests. trained: indices of the assistant messages to train.
+        messages: whole.
+        tools: of its requests.
+        trained: indices of the assistant messages to train.
     """
 
     def __init__(self, conversation: Conversation) -> None:

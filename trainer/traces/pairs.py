@@ -19,7 +19,8 @@ class Pair:
     """Two rollouts of one task, as one policy's trajectories.
 
     Attributes:
-        policy: whose calls they are. task: of both; their key in `task_key`.
+        policy: whose calls they are.
+        task: of both; their key in `task_key`.
         chosen, rejected: the better and the worse one, with the calls to train. A call that both made, with the same
             prompt and answer, is in both: what it adds to one side of DPO's difference it takes from the other.
         margin: difference of their rewards, > 0.
@@ -88,7 +89,8 @@ def pairs(
     Args:
         candidates: in order of creation. From results of rollouts in memory: `Candidate(result.attempt_trajectory,
             result.rollout.task, result.rollout.created_at)` for each that succeeded.
-        where: which rollouts may be the better one; never one that a policy itself has ended. agents: whose calls.
+        where: which rollouts may be the better one; never one that a policy itself has ended.
+        agents: whose calls.
         per_task: maximum number of pairs of a task; None for all.
         margin: smallest difference of the rewards.
         by: the reward that is compared; the total, `agl.reward()`, if None. Rollouts without it are in no pair.

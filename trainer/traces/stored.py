@@ -41,12 +41,14 @@ class Traces:
         agents: whose calls: a name, a glob, a pattern, a function, or several; None for every agent's.
         per_task: maximum number of rollouts of one task, the best and then the oldest; None for all.
         weight: of a rollout's calls in the loss, >= 0, such as `agl.reward()`; 1 if None.
-        run: the id of the only run to read. mode: "train", "val", "dev" or "collect" alone; None for all but "val",
+        run: the id of the only run to read.
+        mode: "train", "val", "dev" or "collect" alone; None for all but "val",
             so that no policy is trained on the tasks that it is measured with.
         since: enqueued at that time or later, in seconds since the epoch.
 
     Raises:
-        ConfigError: an unknown option, or an impossible value. StoreError: there is no such store.
+        ConfigError: an unknown option, or an impossible value.
+        StoreError: there is no such store.
     """
 
     written: ClassVar[str] = 'agl.traces("runs/a", where=agl.reward() >= 1)'
@@ -161,7 +163,8 @@ class Traces:
         """Agent -> the policy that imitates it, of the agents that are imitated.
 
         Args:
-            every: agent -> policy, of every agent. names: of the rollout's agents.
+            every: agent -> policy, of every agent.
+            names: of the rollout's agents.
         """
         if self.agents is None:
             return every

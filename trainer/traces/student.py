@@ -33,7 +33,9 @@ class RecordedAttempt:
     """One attempt of a recorded rollout, every agent's calls: those that a gateway sampled, and those of other models.
 
     Args:
-        record: of the rollout. attempt: its number. selection: agent -> the policy that is to learn from its calls.
+        record: of the rollout.
+        attempt: its number.
+        selection: agent -> the policy that is to learn from its calls.
 
     Attributes:
         candidate: its calls without the student's tokens, enough to judge its rewards.

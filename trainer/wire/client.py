@@ -36,11 +36,15 @@ class Connection:
     """Sends requests to one server. `open` and everything after it run on one event loop.
 
     Args:
-        url: the server's; a key in it is removed. key: the default is the URL's, then `default_key`, then the one that
+        url: the server's; a key in it is removed.
+        key: the default is the URL's, then `default_key`, then the one that
             a server of this user on this machine has made for itself.
-        name: what the server is called in errors ("the store"). error: type of an error that the server does not name.
-        hint: what to do if it cannot be reached. hints: status -> what to do about that refusal.
-        retry_seconds: how long the server may be unreachable. retried: statuses after which a request is repeated.
+        name: what the server is called in errors ("the store").
+        error: type of an error that the server does not name.
+        hint: what to do if it cannot be reached.
+        hints: status -> what to do about that refusal.
+        retry_seconds: how long the server may be unreachable.
+        retried: statuses after which a request is repeated.
         proxied: whether the proxies that the environment names are used.
 
     Raises:
@@ -147,7 +151,8 @@ class Connection:
         """The JSON of the response to one request.
 
         Args:
-            wait: how many seconds the server may wait before it answers. secrets: of the leases that it is about.
+            wait: how many seconds the server may wait before it answers.
+            secrets: of the leases that it is about.
 
         Raises:
             Unreachable: there was no response, or one that asks for a retry.

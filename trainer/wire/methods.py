@@ -48,7 +48,10 @@ class Method:
     """One method of a Protocol.
 
     Attributes:
-        name: its name. summary: its docstring. arguments: model of its arguments. result: adapter of its result.
+        name: its name.
+        summary: its docstring.
+        arguments: model of its arguments.
+        result: adapter of its result.
         error: makes the error of arguments that do not fit.
     """
 
@@ -111,7 +114,8 @@ def methods_of(
     """The async methods that a Protocol and its bases declare, `close` excepted.
 
     Args:
-        error: makes what `Method.read` raises. arguments, results: type hint -> pydantic type, for what is not sent
+        error: makes what `Method.read` raises.
+        arguments, results: type hint -> pydantic type, for what is not sent
             as its fields say.
     """
     of_arguments, of_results = _Types(arguments or {}), _Types(results or {})

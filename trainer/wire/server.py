@@ -33,7 +33,8 @@ def method_routes(
 
     Args:
         call: does what a method does with these arguments, and returns its result.
-        admit: raises `Refused` for a request whose body is not read. turns: of the sender of an admitted one.
+        admit: raises `Refused` for a request whose body is not read.
+        turns: of the sender of an admitted one.
         waiting: methods that wait for something, which they do after their turn.
         status: the HTTP status of an error.
     """

@@ -64,7 +64,8 @@ def instantiate_from_spec(
     """An object from "module.Class" or {"type": "module.Class", argument: value, ...}.
 
     Args:
-        spec_name: of the component, for messages. optional_defaults: as of `instantiate_component`.
+        spec_name: of the component, for messages.
+        optional_defaults: as of `instantiate_component`.
         dict_requires_type: whether a dict needs its "type"; else it may have a "name" of the registry, or be the
             arguments of `dict_default_cls`.
         registry: short names -> "module.Class".
@@ -104,12 +105,14 @@ def build_component(
 
     Args:
         spec: an instance of `expected_type`, a class, a factory, a string, a dict; None for the default.
-        default_factory: makes the default. allow_none: without one, None is the component.
+        default_factory: makes the default.
+        allow_none: without one, None is the component.
         type_error_fmt, invalid_spec_error_fmt: messages with the fields expected_type, type_name, actual_type,
             spec_name.
 
     Raises:
-        TypeError: what was made is no `expected_type`. ValueError: `spec` describes nothing.
+        TypeError: what was made is no `expected_type`.
+        ValueError: `spec` describes nothing.
     """
     if isinstance(spec, expected_type):
         return spec

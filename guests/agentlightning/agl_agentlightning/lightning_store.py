@@ -926,8 +926,10 @@ def _page(
     """The items that all (or any) filters let through, sorted; `limit` of them from `offset` on, -1 is all.
 
     Args:
-        among: field -> its values that pass. contains: field -> a part of its value. None in either is no filter.
-        logic: "and" or "or". order: "asc" or "desc".
+        among: field -> its values that pass.
+        contains: field -> a part of its value. None in either is no filter.
+        logic: "and" or "or".
+        order: "asc" or "desc".
     """
     filters: list[Callable[[V], bool]] = []
     for field, values in among.items():

@@ -66,11 +66,14 @@ class LLMProxy:
     the token ids that vLLM reports.
 
     Args:
-        port: None takes a free one. store: where spans go. host: other than this machine's own, the address of the
+        port: None takes a free one.
+        store: where spans go.
+        host: other than this machine's own, the address of the
             resource holds a secret.
         model_list: {"model_name": name, "litellm_params": {"model": "provider/model", "api_base": URL, "api_key": key}}
             each. Providers: openai, anthropic, hosted_vllm and other servers with OpenAI's interface and an api_base.
-        launcher_args: host and port, otherwise. middlewares, callbacks: 0.3's names, without effect; classes are
+        launcher_args: host and port, otherwise.
+        middlewares, callbacks: 0.3's names, without effect; classes are
             refused.
         litellm_config, num_retries: refused, unless empty: LiteLLM is not used.
 
@@ -173,7 +176,8 @@ class LLMProxy:
         """Listen.
 
         Raises:
-            ValueError: there is no store. GatewayError: the port is taken.
+            ValueError: there is no store.
+            GatewayError: the port is taken.
         """
         if self.store is None:
             raise ValueError("Store is not set. Please set the store before starting the LLMProxy.")

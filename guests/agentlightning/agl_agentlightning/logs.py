@@ -50,7 +50,10 @@ def setup_module_logging(
 
     Args:
         name: the logger; 0.3's own is agl's.
-        console: to stderr. files: to a file. extra_handlers: to these too. formatter: of console and file.
+        console: to stderr.
+        files: to a file.
+        extra_handlers: to these too.
+        formatter: of console and file.
         **appearance: 0.3's color, capture_warnings and disable_existing_loggers, which change nothing here.
     """
     reject_unknown(appearance, ("color", "capture_warnings", "disable_existing_loggers"), "setup_logging")

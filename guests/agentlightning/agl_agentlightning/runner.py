@@ -34,7 +34,8 @@ class LitAgentRunner(Generic[V]):
     Args:
         tracer: switched on while the runner is initialised; every imported framework's if None.
         max_rollouts: how many rollouts `iter` runs; None = until its event is set.
-        poll_interval: seconds between looks for a rollout. heartbeat_interval: of `update_worker`.
+        poll_interval: seconds between looks for a rollout.
+        heartbeat_interval: of `update_worker`.
         **options: 0.3's others, which have no effect.
     """
 

@@ -15,9 +15,13 @@ class LightningServer:
     """A training server, in this process.
 
     Args:
-        model_path: a Hugging Face directory or hub id. rl_algorithm: "LightningRL", "grpo", "ppo", ...
-        dataset_path: training tasks, JSON Lines. checkpoint_dir: the directory of runs and policies.
-        batch_size: tasks per step. learning_rate: peak. num_epochs: passes over the tasks.
+        model_path: a Hugging Face directory or hub id.
+        rl_algorithm: "LightningRL", "grpo", "ppo", ...
+        dataset_path: training tasks, JSON Lines.
+        checkpoint_dir: the directory of runs and policies.
+        batch_size: tasks per step.
+        learning_rate: peak.
+        num_epochs: passes over the tasks.
         host, port: where to listen. **settings: any other option of docs/service.md.
     """
 
@@ -84,7 +88,9 @@ class LightningClient:
     Args:
         server_url: the server's; AGENT_LIGHTNING_SERVER_URL, or port 8000 of this machine, if None.
         agent_function: `f(task)` or `f(resource, task)`, which returns its reward; or any agent.
-        num_workers: rollouts at once. timeout: seconds per rollout. key: the operator's, if the server asks for one.
+        num_workers: rollouts at once.
+        timeout: seconds per rollout.
+        key: the operator's, if the server asks for one.
     """
 
     def __init__(

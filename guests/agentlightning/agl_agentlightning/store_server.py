@@ -38,7 +38,9 @@ class PythonServerLauncherArgs:
     """Where and how a server listens.
 
     Attributes:
-        port: None takes a free one. host: None is this machine alone. access_host: what clients are told instead.
+        port: None takes a free one.
+        host: None is this machine alone.
+        access_host: what clients are told instead.
         launch_mode: "asyncio" and "thread" are the same here: a separate thread. "mp" is refused.
         healthcheck_url: the path that answers when the server listens.
     """
@@ -77,9 +79,11 @@ class LightningStoreServer(_Delegate):
     a class of one's own overrides are run in the server's process alone.
 
     Args:
-        store: what to serve. host, port: where; None = this machine alone, a free port. Other hosts need a key in
+        store: what to serve.
+        host, port: where; None = this machine alone, a free port. Other hosts need a key in
             AGL_OPERATOR_KEY.
-        launch_mode, n_workers, launcher_args: as of `PythonServerLauncherArgs`. cors_allow_origins, tracker: without
+        launch_mode, n_workers, launcher_args: as of `PythonServerLauncherArgs`.
+        cors_allow_origins, tracker: without
             effect.
 
     Raises:

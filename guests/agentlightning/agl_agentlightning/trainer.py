@@ -53,10 +53,13 @@ class Trainer(Generic[V]):
         n_runners, n_workers: rollouts at once; 1 if neither is given.
         store: a `LightningStore`, or a URL; None keeps it in the run's directory.
         initial_resources: for algorithms, and for agents in addition to the policy's `main_llm`.
-        runner: a `LitAgentRunner`, which hooks and agents see. strategy: "shm" (runners in this process, the default),
+        runner: a `LitAgentRunner`, which hooks and agents see.
+        strategy: "shm" (runners in this process, the default),
             "cs" (`ClientServerExecutionStrategy`), a dict of the latter's arguments, or an `ExecutionStrategy`.
         max_rollouts, max_tasks: of so many training tasks for each runner alone.
-        hooks: one or several. port: where the gateway listens. dev: `fit` is a dry run.
+        hooks: one or several.
+        port: where the gateway listens.
+        dev: `fit` is a dry run.
         **options: other options of `agl.Trainer`: agents, credit, directory, seed, max_attempts, timeout, ...
     """
 

@@ -67,7 +67,8 @@ def as_verifiers(
     policy caused counts as the agent's `error_reward`, or 0; any other is a `vf.InfraError`.
 
     Raises:
-        DatasetError: no tasks, or one that is no JSON. ConfigError: what is no agent.
+        DatasetError: no tasks, or one that is no JSON.
+        ConfigError: what is no agent.
     """
     known = list(as_tasks(tasks))
     try:
@@ -99,7 +100,9 @@ class _Run:
     """A running agent and its server.
 
     Attributes:
-        requests: that wait for their turn. now: the one that is being answered. open: replies that the agent awaits;
+        requests: that wait for their turn.
+        now: the one that is being answered.
+        open: replies that the agent awaits;
             None once the rollout has ended.
     """
 

@@ -48,7 +48,9 @@ class Games:
     """One environment, such as "FrozenLake-v1", or "module:Name-v0" for one that importing a module registers.
 
     Args:
-        actions: the names of its actions, by number. rules: what the model is told. floor: the score of an episode that
+        actions: the names of its actions, by number.
+        rules: what the model is told.
+        floor: the score of an episode that
             the policy ends with an answer which names no action; no other may be lower. All three are known of
             FrozenLake, Taxi, CliffWalking and Blackjack.
         max_turns: after so many the episode ends.

@@ -42,7 +42,9 @@ class Root:
     """What a task's sandbox begins with.
 
     Attributes:
-        name: of the task, for errors. workdir: where commands run. files: path inside -> path here. environment:
+        name: of the task, for errors.
+        workdir: where commands run.
+        files: path inside -> path here. environment:
             variables. memory_mb, disk_mb: MiB of memory, and of all files.
     """
 
@@ -85,7 +87,9 @@ class Sandbox:
         """Run a command in the working directory, until it has ended with all that it has started.
 
         Args:
-            files: path inside -> path here, that are written before. environment: more variables. read: files whose
+            files: path inside -> path here, that are written before.
+            environment: more variables.
+            read: files whose
                 texts are read afterwards.
 
         Returns:

@@ -62,7 +62,9 @@ class Harbor:
     """The tasks below a folder, or the one that it is.
 
     Args:
-        system: a system prompt. max_turns: after so many answers the tests run. command_seconds: of each command.
+        system: a system prompt.
+        max_turns: after so many answers the tests run.
+        command_seconds: of each command.
     """
 
     def __init__(

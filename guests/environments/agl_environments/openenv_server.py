@@ -24,7 +24,9 @@ class OpenEnv:
     If its actions are one text, the policy's answer is the action; else the policy calls the tool `act`.
 
     Args:
-        system: a system prompt. max_turns: after so many the episode ends. reset: more arguments of `reset`.
+        system: a system prompt.
+        max_turns: after so many the episode ends.
+        reset: more arguments of `reset`.
         score: "sum" of the steps' rewards, or the "last" one.
         floor: the score of an episode that the policy ends with an answer that is no action; no other may be lower.
     """

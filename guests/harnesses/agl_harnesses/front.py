@@ -42,7 +42,8 @@ class Front:
 
     Attributes:
         prefixes: API -> the path that precedes a call's own.
-        addresses: (agent's name) -> API -> the attempt's address for its calls. agent: the main agent's name.
+        addresses: (agent's name) -> API -> the attempt's address for its calls.
+        agent: the main agent's name.
         calls: how many requests with a body came.
     """
 

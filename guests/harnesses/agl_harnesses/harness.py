@@ -28,7 +28,8 @@ class Attempt:
     """A command that will be started.
 
     Attributes:
-        words: the command's, which may be changed. environment: likewise; at first as the user has it.
+        words: the command's, which may be changed.
+        environment: likewise; at first as the user has it.
         home: an empty directory that ends with the attempt, for the agent's configuration.
         urls: what replaces the providers of `Harness.providers`, in the same form; empty before the start.
         routed: whether a policy answers, so that no key of a provider is needed.
@@ -126,7 +127,9 @@ class Harness:
     """One coding agent.
 
     Attributes:
-        name: of its calls' agent. programs: what its command may be called. install: a command that installs it.
+        name: of its calls' agent.
+        programs: what its command may be called.
+        install: a command that installs it.
         versions: those that the suite has seen.
         sub_agents: name -> what the system prompt of such a call holds; or its last message, where it has none.
         main_tools: what only the main agent has; a call that has tools, but none of these, is a sub-agent's ("task").

@@ -18,9 +18,12 @@ class AgentCalls:
     """The calls of one agent that policies answered, in the rollouts of a training that succeeded.
 
     Attributes:
-        agent: its name. rollouts, calls: how many. forks: cause -> calls that did not continue the one before token
+        agent: its name.
+        rollouts, calls: how many.
+        forks: cause -> calls that did not continue the one before token
             for token, as `agl explain` names it.
-        sampled, trained: tokens of the answers. dropped: reason -> tokens that were left out for it.
+        sampled, trained: tokens of the answers.
+        dropped: reason -> tokens that were left out for it.
         drift: the largest difference, in nats, between the log-probability that a token was sampled with and the one
             that it was trained on; None where nothing was.
     """

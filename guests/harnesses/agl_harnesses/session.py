@@ -63,7 +63,9 @@ class Session:
     """A coding agent's command, before and while it runs.
 
     Attributes:
-        name: of the agent. providers: where its calls go in the end. routes: of the address that it calls instead.
+        name: of the agent.
+        providers: where its calls go in the end.
+        routes: of the address that it calls instead.
     """
 
     def __init__(self, harness: Harness, command: Sequence[str]) -> None:

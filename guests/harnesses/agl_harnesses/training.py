@@ -108,7 +108,8 @@ def harness(
         grade: (task, folder) -> float or dict of floats, sync or async. `folder`, a `Path`, holds the regular files of
             the copy at the end, and is removed afterwards. It does not run in the sandbox: run no program of the copy
             in it but by `agl.rewards.PythonTests`.
-        words: further options of the program. home: files of its HOME, path -> text, /tmp/home inside.
+        words: further options of the program.
+        home: files of its HOME, path -> text, /tmp/home inside.
         env: its variables, to which nothing of this process's are added. Where no policy answers, OPENAI_BASE_URL,
             ANTHROPIC_BASE_URL and GOOGLE_GEMINI_BASE_URL say who does; OPENAI_API_KEY, ANTHROPIC_API_KEY and
             GEMINI_API_KEY do not reach the sandbox; OPENAI_ORG_ID and OPENAI_PROJECT_ID are sent with every call.
@@ -117,7 +118,9 @@ def harness(
             it is refused: "web_search", "mcp_servers", "header openai-organization" (docs/security.md).
         model: what its calls name.
         timeout: seconds in which it waits for no model; all of an attempt is limited by `Trainer(timeout=)`.
-        memory_mb, processes: of all its processes. disk_mb: MiB of all that it writes. output_mb: MiB that it prints.
+        memory_mb, processes: of all its processes.
+        disk_mb: MiB of all that it writes.
+        output_mb: MiB that it prints.
         isolation: as of `agl.rewards.PythonTests`, with walls and on this machine. A container's image has the program.
         error_reward: as of `agl.CommandAgent`.
 
@@ -228,7 +231,8 @@ class _Place:
         """Run the coding agent: (its working copy, what `inside` reports).
 
         Raises:
-            CommandFailed: it ended badly. RolloutError: the infrastructure failed.
+            CommandFailed: it ended badly.
+            RolloutError: the infrastructure failed.
         """
         keys: dict[str, list[tuple[str, str]]] = {}
         for name, (api, header, word) in (_KEYS | _ACCOUNTS).items():
@@ -406,7 +410,8 @@ class _Place:
         """Write the working copy that follows a report.
 
         Raises:
-            LimitExceeded: this machine cannot have its files. RolloutError: the sandbox broke, or there is no room.
+            LimitExceeded: this machine cannot have its files.
+            RolloutError: the sandbox broke, or there is no room.
         """
         assert process.stdout
         (copy / PurePosixPath(inside.WORK).name).mkdir(parents=True)

@@ -56,7 +56,8 @@ class TraceCollector:
     agl's adapters, which this switches on. Inside one, runs are spans of it, and its trainer's store keeps them.
 
     Args:
-        store: for runs outside of rollouts; `config.store_config` if None. config: what is recorded.
+        store: for runs outside of rollouts; `config.store_config` if None.
+        config: what is recorded.
     """
 
     def __init__(self, store: LightningStore | None = None, config: RLConfig | None = None) -> None:
@@ -68,7 +69,8 @@ class TraceCollector:
         """Begin a run of an agent. It is current within `AgentRun.step` alone.
 
         Args:
-            task: what it was sent. stage: of the coordination. A presentation is no action of the agent: where the
+            task: what it was sent.
+            stage: of the coordination. A presentation is no action of the agent: where the
                 agent is trained it is not credited, and goes to the agent's own model.
         """
         parent, presents = tracing.current(), stage in PRESENTING
@@ -103,7 +105,8 @@ class TraceCollector:
         """Add a person's reward to a trace that has ended. It counts.
 
         Raises:
-            ConfigError: `enable_human_feedback` is off. StoreError: the store has no such trace.
+            ConfigError: `enable_human_feedback` is off.
+            StoreError: the store has no such trace.
         """
         if not self.config.enable_human_feedback:
             raise ConfigError("human feedback is off", hint="RLConfig(enable_human_feedback=True)")
@@ -134,7 +137,9 @@ class AgentRun:
     """One run of an agent, while it is active.
 
     Attributes:
-        trace_id: of its trace. scope: its span. own: whether it is the outermost run of a separate rollout.
+        trace_id: of its trace.
+        scope: its span.
+        own: whether it is the outermost run of a separate rollout.
     """
 
     def __init__(self, collector: TraceCollector, agent_id: str, scope: tracing.Scope, *, own: bool) -> None:
@@ -168,7 +173,8 @@ class AgentRun:
         """Record something that happened in the run.
 
         Args:
-            call_id: of a tool call, the model's id for it. reward: of a tool call; the LLM call that asked earns it.
+            call_id: of a tool call, the model's id for it.
+            reward: of a tool call; the LLM call that asked earns it.
         """
         content = self.scope.rollout.capture_content
         match span:

@@ -46,7 +46,9 @@ class AlgorithmConfig:
     Attributes:
         algorithm: "lightningrl" (GRPO with a rollout's return credited to each of its calls), or another name that
             `agl train` takes: "rloo", "ppo", "sft", ...
-        learning_rate: of AdamW. batch_size: tasks, or examples, of a step. num_epochs: passes over the tasks.
+        learning_rate: of AdamW.
+        batch_size: tasks, or examples, of a step.
+        num_epochs: passes over the tasks.
     """
 
     algorithm: str = "lightningrl"
@@ -109,7 +111,8 @@ class RLConfig:
         """An `agl.Trainer` with the algorithm and the directories of this config.
 
         Args:
-            model: as in `AlgorithmConfig.build`. algorithm: its options. **options: of `agl.Trainer`.
+            model: as in `AlgorithmConfig.build`.
+            algorithm: its options. **options: of `agl.Trainer`.
 
         Raises:
             ConfigError: an unknown option.

@@ -87,7 +87,10 @@ class CoordinationSpan(TraceSpan):
 
     Attributes:
         event_type: "answer", "vote", "restart", "winner", "final_answer", or the orchestrator's name for another.
-        agent_id: the agent. voted_for: the agent that a vote is for, by its own id. reason: of a vote. round: from 0.
+        agent_id: the agent.
+        voted_for: the agent that a vote is for, by its own id.
+        reason: of a vote.
+        round: from 0.
         details: in words.
     """
 
@@ -141,8 +144,11 @@ class Trace:
     """One run of one agent.
 
     Attributes:
-        trace_id: unique; holds the rollout's id. agent_id: the agent. task: what the rollout was asked.
-        spans: in order of time. total_reward: the sum of the rewards that count.
+        trace_id: unique; holds the rollout's id.
+        agent_id: the agent.
+        task: what the rollout was asked.
+        spans: in order of time.
+        total_reward: the sum of the rewards that count.
         start_time, end_time: seconds since the epoch; None where unknown.
         metadata: `rollout_id`, `stage` and what else is known, as JSON values.
     """
@@ -293,7 +299,8 @@ class MassGenFiles:
     the traces' start, UTC.
 
     Args:
-        folder: of the files. tokens: such files have none, whichever it is.
+        folder: of the files.
+        tokens: such files have none, whichever it is.
     """
 
     def __init__(self, folder: Path, *, tokens: bool = False) -> None:
@@ -342,7 +349,8 @@ def read_traces(folder: str | Path, *, agent_id: str | None = None, date: str | 
     """The traces of a folder that was written in this layout, by agl or another program, by date and agent.
 
     Args:
-        agent_id: of this agent alone. date: of this day alone, "YYYYMMDD".
+        agent_id: of this agent alone.
+        date: of this day alone, "YYYYMMDD".
 
     Raises:
         ConfigError: there is no folder of traces, or a file that holds none.

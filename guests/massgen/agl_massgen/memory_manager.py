@@ -29,7 +29,8 @@ class MemoryManager:
     raises its frequency.
 
     Args:
-        max_memory_size: how many episodes are kept, the most important ones. embed: as of `agl.Memory`.
+        max_memory_size: how many episodes are kept, the most important ones.
+        embed: as of `agl.Memory`.
         memory: where they are kept; None: in this process.
 
     Attributes:

@@ -16,7 +16,8 @@ class RewardComputer:
     """Computes reward signals.
 
     Args:
-        rounds: of a coordination, up to which none is penalised. tokens: sampled in all, likewise.
+        rounds: of a coordination, up to which none is penalised.
+        tokens: sampled in all, likewise.
     """
 
     def __init__(self, *, rounds: int = 2, tokens: int = 4000) -> None:
@@ -55,7 +56,8 @@ class RewardComputer:
         Args:
             attempt: its spans are counted. A round is a run of an agent in which it asked a model; tokens of calls
                 that report none are not counted.
-            votes: agent -> the agent that it voted for. answer: the final one.
+            votes: agent -> the agent that it voted for.
+            answer: the final one.
         """
         reporting = {s.span_id for s in attempt.spans if s.attributes.get(semconv.OUTPUT_TOKENS) is not None}
         calls = tuple(s for s in attempt.spans if s.operation != semconv.CHAT or s.span_id in reporting)

@@ -118,7 +118,8 @@ class LightningStore:
         """The traces that fit all conditions, in the order in which their rollouts were stored.
 
         Args:
-            min_reward: the least total reward. since: begun at that time or later, in seconds since the epoch.
+            min_reward: the least total reward.
+            since: begun at that time or later, in seconds since the epoch.
         """
 
         def fits(trace: Trace) -> bool:
@@ -178,7 +179,8 @@ class LightningStore:
             The number of rollouts.
 
         Raises:
-            ConfigError: a remote store has no folder. ExportError: nothing is stored yet.
+            ConfigError: a remote store has no folder.
+            ExportError: nothing is stored yet.
         """
         out = self.folder if folder is None else Path(folder)
         if out is None:

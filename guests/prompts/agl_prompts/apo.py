@@ -55,10 +55,14 @@ class APO(PromptSearch, Generic[T_task]):
 
     Attributes:
         async_openai_client: `openai.AsyncOpenAI`; asks both models.
-        gradient_model: writes the critique. apply_edit_model: rewrites the text.
+        gradient_model: writes the critique.
+        apply_edit_model: rewrites the text.
         diversity_temperature: of both.
-        gradient_batch_size: training tasks per critique. val_batch_size: validation tasks per comparison.
-        beam_width: texts that are kept after each round. branch_factor: new texts of each. beam_rounds: rounds.
+        gradient_batch_size: training tasks per critique.
+        val_batch_size: validation tasks per comparison.
+        beam_width: texts that are kept after each round.
+        branch_factor: new texts of each.
+        beam_rounds: rounds.
         rollout_batch_timeout: seconds for the rollouts of a batch.
         run_initial_validation: whether the start is run on all validation tasks first. Without, the start is compared
             in the first round.

@@ -92,7 +92,8 @@ def observed_prompts(
     """The system prompts that the selected agents sent in each of their calls.
 
     Args:
-        rollouts: the spans of each rollout that was looked at. known: agents to leave out.
+        rollouts: the spans of each rollout that was looked at.
+        known: agents to leave out.
 
     Raises:
         NoAgentMatchedError: no selected agent made a call.

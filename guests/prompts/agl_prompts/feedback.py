@@ -23,7 +23,8 @@ async def describe(store: Store, result: RolloutResult, score: float, hidden: It
     """What happened in the last attempt of a rollout, by heading.
 
     Args:
-        score: of the rollout. hidden: texts of messages that are not repeated, the prompts themselves.
+        score: of the rollout.
+        hidden: texts of messages that are not repeated, the prompts themselves.
     """
     rollout_id, attempt = result.rollout.rollout_id, result.attempt
     spans = await store.query_spans(rollout_id, attempt)

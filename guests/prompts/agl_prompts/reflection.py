@@ -35,11 +35,13 @@ class Reflections:
     """The replies of one search.
 
     Args:
-        path: the file that keeps them, a JSON object per line. settings: of the search; a resumed one has the same.
+        path: the file that keeps them, a JSON object per line.
+        settings: of the search; a resumed one has the same.
         resume: whether to continue the file if it exists.
 
     Attributes:
-        asked: how many replies the models gave in this process. rejected: why a text was rejected -> how often.
+        asked: how many replies the models gave in this process.
+        rejected: why a text was rejected -> how often.
 
     Raises:
         CheckpointError: the file was written with other settings.

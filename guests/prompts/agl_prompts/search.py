@@ -49,7 +49,8 @@ class Scored:
     """One rollout of a candidate.
 
     Attributes:
-        result: of the rollout. score: its total reward; the lowest so far, at most 0, if it failed.
+        result: of the rollout.
+        score: its total reward; the lowest so far, at most 0, if it failed.
         rewards: each reward by name; none if it failed.
     """
 
@@ -181,10 +182,13 @@ class Search:
     """The work of one search, on the run's event loop.
 
     Args:
-        workplace: of the run. done: how many evaluations a stopped run has recorded.
+        workplace: of the run.
+        done: how many evaluations a stopped run has recorded.
 
     Attributes:
-        components: what is changed. start: their texts at the start. reflections: what the models replied.
+        components: what is changed.
+        start: their texts at the start.
+        reflections: what the models replied.
         best: the best mean score on all validation tasks so far.
     """
 

@@ -62,10 +62,13 @@ class Rented(Sandbox):
     """A machine of its own for each command.
 
     Args:
-        seconds: after which the provider ends a machine whose bridge is gone. settings: what else `rent` needs.
+        seconds: after which the provider ends a machine whose bridge is gone.
+        settings: what else `rent` needs.
 
     Attributes:
-        package: the provider's SDK. key: the variable of the provider's key. prefix: of all its variables.
+        package: the provider's SDK.
+        key: the variable of the provider's key.
+        prefix: of all its variables.
     """
 
     python = "python3"
@@ -118,7 +121,8 @@ class _Bridge:
     """Between a machine and this process's streams. Each way out of it gives the machine back and ends the process.
 
     Args:
-        job: the first line of the machine's input. every: seconds from one `keep` to the next.
+        job: the first line of the machine's input.
+        every: seconds from one `keep` to the next.
     """
 
     def __init__(self, name: str, machine: Machine, job: bytes, every: float) -> None:

@@ -48,7 +48,8 @@ class TrainResult:
     """The result of a run.
 
     Attributes:
-        run_id: identifies the run. status: "succeeded" or "stopped".
+        run_id: identifies the run.
+        status: "succeeded" or "stopped".
         history: one dict per step: "step", "train/reward", "val/reward" where there was a validation, ...
         policies: by name, the trained policies' directories on the server.
     """
@@ -73,7 +74,8 @@ class TrainResult:
         """Copy a trained policy here, as a Hugging Face directory.
 
         Args:
-            directory: the destination; created if missing. policy: its name; the only policy if None.
+            directory: the destination; created if missing.
+            policy: its name; the only policy if None.
 
         Raises:
             ServiceError: there is no such policy, or the server cannot be reached.
@@ -111,7 +113,8 @@ class Client:
         """Upload the tasks, which replace those of an earlier upload.
 
         Args:
-            train: a JSON Lines file, or tasks (JSON values, usually dicts). test_file: the same, for validation.
+            train: a JSON Lines file, or tasks (JSON values, usually dicts).
+            test_file: the same, for validation.
 
         Returns:
             How many tasks the server has, by "train" and "test".

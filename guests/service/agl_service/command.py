@@ -33,10 +33,13 @@ def run_serve(
     """Serve until Ctrl-C.
 
     Args:
-        options: of the command line; None where one was left out. assignments: further ones, as `option=value`.
-        config: a YAML file, which both take precedence over. data: task files.
+        options: of the command line; None where one was left out.
+        assignments: further ones, as `option=value`.
+        config: a YAML file, which both take precedence over.
+        data: task files.
         key_file: holds the operator's key and a runner's.
-        start: begin a run without a client's request. write: called with the address and other facts.
+        start: begin a run without a client's request.
+        write: called with the address and other facts.
 
     Raises:
         AglError: it cannot serve.

@@ -29,7 +29,8 @@ class GatewayMount:
         limits: what clients may do.
 
     Attributes:
-        app: serves everything else. url: the address that it listens on.
+        app: serves everything else.
+        url: the address that it listens on.
         mounted: serves attempts and runners; None = `idle` does.
     """
 

@@ -84,7 +84,8 @@ def operations(service: Service, facts: Mapping[str, Any], store_schema: Mapping
     """The API of a service.
 
     Args:
-        facts: for `/health`, in addition to the run's. store_schema: the schema of the store's routes.
+        facts: for `/health`, in addition to the run's.
+        store_schema: the schema of the store's routes.
     """
 
     turns = Turns()
@@ -194,7 +195,9 @@ def build_app(service: Service, listed: Sequence[Operation], other_routes: Seque
     """The ASGI application of an API; every error is JSON of one shape.
 
     Args:
-        service: checks keys. listed: its operations. other_routes: routes that check keys themselves.
+        service: checks keys.
+        listed: its operations.
+        other_routes: routes that check keys themselves.
     """
 
     def route(operation: Operation) -> Route:

@@ -27,14 +27,20 @@ class RunRecord:
     """A run. Every change is on disk before clients can see it.
 
     Attributes:
-        run_id, directory: identify the run. settings: the options of its request.
+        run_id, directory: identify the run.
+        settings: the options of its request.
         status: "stopped" and "failed" runs can be resumed; a "running" one is resumed when the server starts.
-        air: which side applies AIR's rules, "server" or "client"; None for neither. nworkers: rollouts at once of each
+        air: which side applies AIR's rules, "server" or "client"; None for neither.
+        nworkers: rollouts at once of each
             client.
-        steps, step: updates in all, and completed ones. history: one dict per step.
-        rollouts: (completed, all) of the present batch. error, hint: why it failed.
-        policies: name -> directory on the server. tasks: how many for (training, validation).
-        number: of this run among the server's, from 1. created_at, ended_at: seconds since the epoch.
+        steps, step: updates in all, and completed ones.
+        history: one dict per step.
+        rollouts: (completed, all) of the present batch.
+        error, hint: why it failed.
+        policies: name -> directory on the server.
+        tasks: how many for (training, validation).
+        number: of this run among the server's, from 1.
+        created_at, ended_at: seconds since the epoch.
     """
 
     run_id: str
@@ -108,7 +114,8 @@ class ProgressStream(Progress):
     """Progress of one run. Lives on the run's event loop.
 
     Args:
-        record: of the run. enabled: whether to show the progress in this terminal, too.
+        record: of the run.
+        enabled: whether to show the progress in this terminal, too.
     """
 
     def __init__(self, record: RunRecord, enabled: bool) -> None:

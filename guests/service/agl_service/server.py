@@ -35,7 +35,9 @@ async def serving(
     """A server that listens at `service.mount.url` within the block.
 
     Args:
-        settings: checked. keys: of the operator and the runners. data: task files by split, which replace the uploaded
+        settings: checked.
+        keys: of the operator and the runners.
+        data: task files by split, which replace the uploaded
             ones. progress: whether this terminal shows runs.
 
     Raises:
@@ -98,7 +100,8 @@ async def serve(
     """Serve until cancelled.
 
     Args:
-        on_start: called with the service once it listens. start: whether to start a run without a request.
+        on_start: called with the service once it listens.
+        start: whether to start a run without a request.
     """
     async with serving(settings, keys, data=data, progress=progress) as service:
         on_start(service)

@@ -37,8 +37,11 @@ class Service:
     """Data and runs behind the HTTP routes, on one event loop.
 
     Args:
-        settings: the server's. store: not closed by the service. mount: makes runs reachable.
-        out: the directory of data and runs. progress: whether this terminal shows runs.
+        settings: the server's.
+        store: not closed by the service.
+        mount: makes runs reachable.
+        out: the directory of data and runs.
+        progress: whether this terminal shows runs.
     """
 
     def __init__(self, settings: Settings, store: Store, mount: GatewayMount, out: Path, *, progress: bool) -> None:
@@ -54,7 +57,8 @@ class Service:
         """Lock the directory and load its runs.
 
         Raises:
-            ConfigError: another server uses the directory. CheckpointError: it cannot be read.
+            ConfigError: another server uses the directory.
+            CheckpointError: it cannot be read.
         """
         self.out.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = lock_directory(self.out)
@@ -135,7 +139,8 @@ class Service:
         """Start a run, or join the current one.
 
         Args:
-            options: of the run; they override the server's. join: return the current run if its options agree.
+            options: of the run; they override the server's.
+            join: return the current run if its options agree.
             resume: resume the last run, which was stopped or failed.
 
         Raises:

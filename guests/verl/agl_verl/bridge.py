@@ -67,7 +67,8 @@ async def train(run: Run, plans: Mapping[str, Plan], update_timeout: float) -> N
     Call `overrides.environment` before importing this module: TransferQueue, imported with it, reads it then.
 
     Args:
-        run: the run. plans: what the config asks for, by policy.
+        run: the run.
+        plans: what the config asks for, by policy.
         update_timeout: how long giving the servers new weights may take, seconds.
 
     Raises:
@@ -106,10 +107,14 @@ class _Policy:
     """A policy in training.
 
     Attributes:
-        plan: its settings. model: by which `explain` finds the tokenizer later, from any directory.
-        tokens: of its model. answers: takes whether training goes on; None if it always does.
-        engine: once its servers are up. update_timer: of a weight update that runs.
-        groups: by verl's uid, those not yet trained. empty_groups: the latest ones without a row.
+        plan: its settings.
+        model: by which `explain` finds the tokenizer later, from any directory.
+        tokens: of its model.
+        answers: takes whether training goes on; None if it always does.
+        engine: once its servers are up.
+        update_timer: of a weight update that runs.
+        groups: by verl's uid, those not yet trained.
+        empty_groups: the latest ones without a row.
     """
 
     plan: Plan
@@ -160,7 +165,8 @@ class _Bridge:
         """Start verl's trainers with their plans' configs, and handle their events until they are done.
 
         Args:
-            start: how many steps are done already. overrides: dotted keys, which take precedence.
+            start: how many steps are done already.
+            overrides: dotted keys, which take precedence.
         """
         run, several = self.run, len(self._policies) > 1
         existing = await asyncio.to_thread(cluster.placement_groups)
@@ -338,7 +344,8 @@ class _Bridge:
         """Run a prompt's rollouts once, and put each policy's rows where its trainer looks for them.
 
         Args:
-            prompts: by policy. position: of the prompt among those of its step.
+            prompts: by policy.
+            position: of the prompt among those of its step.
         """
         prompt = next(iter(prompts.values()))
         for own in prompts.values():

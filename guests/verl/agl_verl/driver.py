@@ -27,7 +27,9 @@ def pack(address: str, runtime_env: Mapping[str, Any], log: str, job: Sequence[A
     """What `main` reads, after its length.
 
     Args:
-        address: of the cluster. runtime_env: of the Ray job. log: the file for what the process prints.
+        address: of the cluster.
+        runtime_env: of the Ray job.
+        log: the file for what the process prints.
         job: policy, queue, answers, config and check_ids, as in `agl_verl.trainers.Job`.
     """
     # Handles of actors can only be read once Ray is there.

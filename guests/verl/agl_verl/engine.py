@@ -27,7 +27,9 @@ class VerlEngine:
     tokenizer does not have, even if the model knows it; log-probs are normalised over the other ids.
 
     Args:
-        client: verl's. max_context: of the servers, in tokens. vocabulary: how many ids the model knows.
+        client: verl's.
+        max_context: of the servers, in tokens.
+        vocabulary: how many ids the model knows.
         seeds: whether requests are sampled by their seeds: vLLM then samples each one separately, which is slow.
         grammars: of the model, to hold answers to schemas; or why requests with a schema are refused.
     """

@@ -50,7 +50,8 @@ def call_advantages(
     """Advantages and returns, float32 [B, R] each: those of `agl.trainer.objectives.advantages.compute_advantages`.
 
     Args:
-        token_level_rewards, response_mask: [B, R]. index: key of each row.
+        token_level_rewards, response_mask: [B, R].
+        index: key of each row.
     """
     keys = [str(key) for key in index]
     ours = [key for key in keys if not key.startswith(_PADDING)]

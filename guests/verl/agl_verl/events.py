@@ -26,7 +26,8 @@ class TrainingStart:
     """Training begins.
 
     Attributes:
-        step: how many steps are done. steps: how many there are in all.
+        step: how many steps are done.
+        steps: how many there are in all.
     """
 
     step: int
@@ -45,7 +46,8 @@ class Checkpoint:
     """A checkpoint was written.
 
     Attributes:
-        step: the step after which it was written. path: its folder.
+        step: the step after which it was written.
+        path: its folder.
     """
 
     step: int
@@ -57,7 +59,9 @@ class StepResult:
     """A step is done.
 
     Attributes:
-        step: from 1. keys: of the rows that were trained. metrics: verl's.
+        step: from 1.
+        keys: of the rows that were trained.
+        metrics: verl's.
     """
 
     step: int
@@ -70,7 +74,8 @@ class WeightUpdate:
     """The servers get the weights after a step.
 
     Attributes:
-        step: after which; 0 are those that training begins with. done: whether they have them, and it was checked.
+        step: after which; 0 are those that training begins with.
+        done: whether they have them, and it was checked.
     """
 
     step: int

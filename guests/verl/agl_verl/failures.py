@@ -11,7 +11,8 @@ def as_agl(error: BaseException, log: str) -> AglError:
     """The original error if it is ours, else a `TrainingError`.
 
     Args:
-        error: as the trainer raised it, or as Ray passed it on. log: the file or folder with the trainer's output.
+        error: as the trainer raised it, or as Ray passed it on.
+        log: the file or folder with the trainer's output.
     """
     cause = error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
     if isinstance(cause, AglError):

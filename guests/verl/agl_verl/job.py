@@ -15,7 +15,8 @@ class TrainerJob:
     """The training of one policy, a Ray actor or a part of `agl_verl.driver`.
 
     Args:
-        policy: its name. queue: takes (policy, event) to the run.
+        policy: its name.
+        queue: takes (policy, event) to the run.
         answers: says after each start and step whether training goes on; None if it always does.
         shared: whether the trainers of other policies use the same TransferQueue.
     """
@@ -27,7 +28,8 @@ class TrainerJob:
         """Train to the end.
 
         Args:
-            config: verl's. check_ids: tokens of the weight check.
+            config: verl's.
+            check_ids: tokens of the weight check.
         """
         # verl takes ten seconds to import, and the process that calls `fit` does not need it.
         from agl_verl.trainer_hooks import fit

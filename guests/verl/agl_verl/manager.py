@@ -37,7 +37,8 @@ class AgentManager:
     """Implements verl's agent-loop manager.
 
     Args:
-        config: verl's, of the whole job. send: sends events to the run.
+        config: verl's, of the whole job.
+        send: sends events to the run.
     """
 
     def __init__(self, config: Any, send: Send) -> None:

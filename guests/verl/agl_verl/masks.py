@@ -33,7 +33,8 @@ def hide(
 
     Args:
         logits: [B, T, V] of B rows that are padded on the right, or [1, T, V] of rows one after another.
-        held: of each of the B rows. input_ids: nested [B, *].
+        held: of each of the B rows.
+        input_ids: nested [B, *].
         columns: int64 [T] of rows one after another: where in [1, P, V] the logits of each of their tokens are, -1
             where there are none. None: all of them are there, in order.
     """

@@ -31,7 +31,9 @@ class TrainedPolicy:
     """What a step trained of one policy.
 
     Attributes:
-        result: as verl reported it. groups: of the step. rows: that were trained, in verl's order.
+        result: as verl reported it.
+        groups: of the step.
+        rows: that were trained, in verl's order.
     """
 
     result: StepResult

@@ -79,7 +79,8 @@ def bridge_overrides(run: Run, plan: Plan, *, first_step: int, policy: str | Non
     """Dotted keys that the bridge decides.
 
     Args:
-        first_step: how many steps are done already. policy: whose trainer it is, if there are several.
+        first_step: how many steps are done already.
+        policy: whose trainer it is, if there are several.
     """
     steps = plan.total_steps(len(run.train))
     keys: dict[str, Any] = {

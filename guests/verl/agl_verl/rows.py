@@ -34,8 +34,10 @@ class Chain:
     """One training row as verl has them: a prompt, and a response of which some tokens were sampled.
 
     Attributes:
-        rollout_id: identifies the rollout. tokens: call id -> how many of its tokens are trained here.
-        prompt_ids: int64 [P], P >= 1. response_ids: int64 [R], from the first trained token on.
+        rollout_id: identifies the rollout.
+        tokens: call id -> how many of its tokens are trained here.
+        prompt_ids: int64 [P], P >= 1.
+        response_ids: int64 [R], from the first trained token on.
         response_mask: bool [R], True where the token is trained.
         logprobs: float32 [R], behaviour log-probs; 0 where not trained.
         rewards: float32 [R]: their sum from a token on is that token's call's return (without discount).
@@ -71,7 +73,8 @@ def chains(row: TrainingRow, returns: Mapping[str, float]) -> Iterator[Chain]:
     paths share are trained in the first of them alone, with the ancestors that they have in the row.
 
     Args:
-        row: merged, with advantages. returns: call id -> return, for each call of the row.
+        row: merged, with advantages.
+        returns: call id -> return, for each call of the row.
     """
     last = np.ones(len(row), dtype=bool)
     last[row.parents[row.parents >= 0]] = False
@@ -135,7 +138,8 @@ class Row:
     """A chain in the form of TransferQueue.
 
     Attributes:
-        key: `{uid}_{session}_{index}`. fields, tag: as verl's trainer reads them, arrays for tensors.
+        key: `{uid}_{session}_{index}`.
+        fields, tag: as verl's trainer reads them, arrays for tensors.
         chain: the chain.
     """
 
@@ -150,7 +154,8 @@ class GroupRows:
     """The rows of a prompt's rollouts.
 
     Attributes:
-        rows: to train; of a validation, one per rollout. scored: the numbers of every call; None for a validation.
+        rows: to train; of a validation, one per rollout.
+        scored: the numbers of every call; None for a validation.
     """
 
     rows: tuple[Row, ...]
@@ -162,7 +167,10 @@ class Prompt:
     """A prompt as verl's trainer asks for it.
 
     Attributes:
-        uid: verl's id. index: of the task. n: how many rollouts. step: verl's global step, from 1 in training.
+        uid: verl's id.
+        index: of the task.
+        n: how many rollouts.
+        step: verl's global step, from 1 in training.
         validate: whether it belongs to a validation.
     """
 
@@ -199,7 +207,8 @@ def train_rows(
     """Rows of a group of rollouts, credited and merged.
 
     Args:
-        results: of the group; failed rollouts are left out. policy: the one that is trained.
+        results: of the group; failed rollouts are left out.
+        policy: the one that is trained.
         own: whether our advantages are used. If False, verl's estimator computes its own from the rewards, and finds a
             prompt's rows by its uid.
         newest: call -> the newest weights that sampled a part of it.

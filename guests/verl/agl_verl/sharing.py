@@ -38,7 +38,9 @@ def together(groups: Sequence[str], tokens: Sequence[int], ranks: int) -> list[i
     """An order of rows in which each rank's equal share has whole groups, as far as they fit, and about as many tokens.
 
     Args:
-        groups: of each row. tokens: of each row. ranks: how many share the rows; divides their number.
+        groups: of each row.
+        tokens: of each row.
+        ranks: how many share the rows; divides their number.
     """
     of_groups = defaultdict(list)
     for row, group in enumerate(groups):

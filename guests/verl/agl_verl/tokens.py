@@ -16,9 +16,11 @@ class Tokens:
     """What a model's directory says about its tokens, without its weights.
 
     Attributes:
-        tokenizer: as loaded. rendering: messages to tokens and back.
+        tokenizer: as loaded.
+        rendering: messages to tokens and back.
         stop_token_ids: end an answer, in addition to the rendering's own.
-        check_ids: tokens of the weight check. vocabulary: how many ids the model knows; None if it does not say.
+        check_ids: tokens of the weight check.
+        vocabulary: how many ids the model knows; None if it does not say.
     """
 
     tokenizer: Any

@@ -142,7 +142,9 @@ def fit(config: DictConfig, check_ids: Sequence[int], send: Send, goes_on: Calla
     """Train to the end.
 
     Args:
-        config: verl's. check_ids: tokens of the weight check. send: sends events to the run.
+        config: verl's.
+        check_ids: tokens of the weight check.
+        send: sends events to the run.
         goes_on: waits for the run's answer to a start or step; False ends training there.
         shared: whether TransferQueue is there already, and other trainers use it, too.
     """

@@ -31,8 +31,11 @@ class Job:
     """What a trainer runs.
 
     Attributes:
-        policy: its name. plan, config: what it trains with. check_ids: tokens of the weight check.
-        queue: takes (policy, event). answers: whether training goes on; None if it always does.
+        policy: its name.
+        plan, config: what it trains with.
+        check_ids: tokens of the weight check.
+        queue: takes (policy, event).
+        answers: whether training goes on; None if it always does.
     """
 
     policy: str
@@ -61,7 +64,8 @@ class Trainers:
     """The trainers of a run.
 
     Args:
-        jobs: one per policy. directory: of the run, for the logs of several.
+        jobs: one per policy.
+        directory: of the run, for the logs of several.
 
     Attributes:
         ended: policy -> done when its trainer has ended, with the error if it died.

@@ -39,8 +39,10 @@ class Wanted:
     """The N trained tokens of B rows, and the P outputs that they are computed from; P <= N.
 
     Attributes:
-        places: int64 [P], in the trees. labels: int64 [P], the token that each output predicts.
-        source: int64 [N]: which of the P. at: int64 [N]: in rows one after another [T], the place before each token,
+        places: int64 [P], in the trees.
+        labels: int64 [P], the token that each output predicts.
+        source: int64 [N]: which of the P.
+        at: int64 [N]: in rows one after another [T], the place before each token,
             where verl has its log-prob.
     """
 
@@ -56,7 +58,8 @@ def wanted(
     """What rows train.
 
     Args:
-        ids: int64 [T] of each row. masks: int64 [R] of each row, 1 where one of its last R tokens is trained.
+        ids: int64 [T] of each row.
+        masks: int64 [R] of each row, 1 where one of its last R tokens is trained.
         held: of each row, as in `agl_verl.masks`; such a row shares no output, as what it hides is its own.
     """
     keys, at, start = [], [], 0

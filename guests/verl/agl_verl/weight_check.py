@@ -28,7 +28,9 @@ class WeightCheck:
     than before, the servers are not nearer to the actor's weights from before the update.
 
     Args:
-        trainer: verl's. ids: the sequence, at least two tokens. dtype: of the servers' arithmetic.
+        trainer: verl's.
+        ids: the sequence, at least two tokens.
+        dtype: of the servers' arithmetic.
     """
 
     def __init__(self, trainer: Any, ids: Sequence[int], dtype: str) -> None:

@@ -19,7 +19,9 @@ class DialectRequest(Generic[Body]):
     """A request of a dialect.
 
     Attributes:
-        body: its fields. chat: the gateway's request. stream: whether the answer is streamed.
+        body: its fields.
+        chat: the gateway's request.
+        stream: whether the answer is streamed.
     """
 
     body: Body

@@ -170,7 +170,8 @@ def validated(model: type[Body], data: Any, refused: Mapping[str, Unsupported] =
     """`data` as a `model`.
 
     Args:
-        data: the JSON of a request's body. refused: the documented fields that the model lacks.
+        data: the JSON of a request's body.
+        refused: the documented fields that the model lacks.
 
     Raises:
         RequestError: 400: no JSON object, as for `known_fields`, or a value that does not fit.
@@ -373,8 +374,10 @@ def known_fields(
     """The fields of an object that ask for something.
 
     Args:
-        data: the object. known: the fields that the reader honours, or that have no effect on an answer.
-        refused: the other documented ones. where: precedes their names in errors.
+        data: the object.
+        known: the fields that the reader honours, or that have no effect on an answer.
+        refused: the other documented ones.
+        where: precedes their names in errors.
 
     Raises:
         RequestError: 400, an unknown field (with the nearest known one), or as for `require_neutral`.
@@ -390,7 +393,9 @@ def require_neutral(data: Mapping[str, Any], refused: Mapping[str, Unsupported],
     """Refuse what a policy in training cannot honour.
 
     Args:
-        data: an object. refused: its fields. where: precedes their names in errors.
+        data: an object.
+        refused: its fields.
+        where: precedes their names in errors.
 
     Raises:
         RequestError: 400, one of these fields has a value that is not neutral.
@@ -459,7 +464,8 @@ def fields(value: Any, kinds: Fields, where: str) -> dict[str, Any]:
     """The named fields of an object; others are dropped.
 
     Args:
-        value: the object. kinds: the fields, and the types that each may have.
+        value: the object.
+        kinds: the fields, and the types that each may have.
         where: names the object in errors.
 
     Raises:
@@ -478,8 +484,10 @@ def typed(value: Any, types: Mapping[str, Fields], where: str, only: str) -> dic
     """An object that has a type, such as a part of a message: the type and its `fields`.
 
     Args:
-        value: the object. types: those that are known, and their fields.
-        where: names the object in errors. only: what can be trained, for errors.
+        value: the object.
+        types: those that are known, and their fields.
+        where: names the object in errors.
+        only: what can be trained, for errors.
 
     Raises:
         RequestError: 400, as for `fields`, or another type.
@@ -507,7 +515,8 @@ def check_tool_names(names: Mapping[str, str], pattern: str) -> None:
     """Refuse a tool whose name the provider refuses.
 
     Args:
-        names: the place of each name in the body -> the name. pattern: the provider's.
+        names: the place of each name in the body -> the name.
+        pattern: the provider's.
 
     Raises:
         RequestError: 400, naming the field.

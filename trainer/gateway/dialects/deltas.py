@@ -28,7 +28,8 @@ class MessageDeltas:
     """The deltas of one request's choices, in the form of Chat Completions.
 
     Args:
-        request: that is answered. rendering: of the policy that answers.
+        request: that is answered.
+        rendering: of the policy that answers.
         every_token: whether log-probs are those of all tokens, and not of the text alone.
     """
 

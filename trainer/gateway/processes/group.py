@@ -42,7 +42,8 @@ class GatewayProcesses(Gateway):
     """A `Gateway` in `n` processes; `start` and `stop` begin and end them.
 
     Args:
-        store, capture_content, hold_timeout: as of `Gateway`. n: how many processes, at least 1.
+        store, capture_content, hold_timeout: as of `Gateway`.
+        n: how many processes, at least 1.
         on_failure: called with the error when the last process has died.
     """
 
@@ -65,10 +66,13 @@ class GatewayProcesses(Gateway):
         """Start the processes, which serve the policies that were registered.
 
         Args:
-            host: address to bind. port: the first of `n` in a row; 0 takes free ones. limits: what clients may do.
+            host: address to bind.
+            port: the first of `n` in a row; 0 takes free ones.
+            limits: what clients may do.
 
         Raises:
-            GatewayError: a process did not start, or cannot listen. ConfigError: a rendering cannot be sent to it.
+            GatewayError: a process did not start, or cannot listen.
+            ConfigError: a rendering cannot be sent to it.
         """
         limits = limits or Limits.of_environment()
         self._processes = [_Process(i, self._add_calls, self._generate, self._on_death) for i in range(self.n)]
@@ -158,7 +162,8 @@ class GatewayProcesses(Gateway):
         """As of `Gateway`.
 
         Raises:
-            StoreError: a call could not be stored. GatewayError: the attempt's process has died.
+            StoreError: a call could not be stored.
+            GatewayError: the attempt's process has died.
         """
         if (rollout_id, attempt) not in self._attempts:
             return []
@@ -216,7 +221,8 @@ class _Process:
     """One gateway process.
 
     Attributes:
-        url: where it listens. failure: why it has died; None while it lives.
+        url: where it listens.
+        failure: why it has died; None while it lives.
     """
 
     def __init__(self, number: int, add_calls: Any, generate: Any, on_death: Callable[[_Process], None]) -> None:

@@ -49,7 +49,8 @@ def grouped_attention(
     """Attention with an additive mask, in the form that transformers' attention modules call.
 
     Args:
-        query: [B, heads, q, head_dim]. key, value: [B, key heads, columns, head_dim]; or the parts of the batch.
+        query: [B, heads, q, head_dim].
+        key, value: [B, key heads, columns, head_dim]; or the parts of the batch.
         attention_mask: additive, [B, 1, q, columns]; not used with parts.
 
     Returns:

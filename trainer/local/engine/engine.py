@@ -265,7 +265,8 @@ class LocalEngine:
 
         Args:
             token_ids: int [T], T >= 2.
-            temperature: > 0. top: how many of the most likely tokens to report for each place.
+            temperature: > 0.
+            top: how many of the most likely tokens to report for each place.
 
         Returns:
             float32 [T - 1]: entry t is the log-prob of `token_ids[t + 1]`; int32 and float32 [T - 1, top]: the most

@@ -180,7 +180,9 @@ class JoinedCache(Cache):
     """Several caches as one, for a pass over the rows of all of them: first those of the first cache.
 
     Args:
-        caches: each aimed at its rows. masks: of each, [rows, 1, q, columns]. runs: of each, its rows by what they have
+        caches: each aimed at its rows.
+        masks: of each, [rows, 1, q, columns].
+        runs: of each, its rows by what they have
             in common, as of `common_beginnings`.
     """
 
@@ -260,8 +262,10 @@ class PrefixNode:
     """Tokens that were computed together after those of `parent`, and their keys and values; a policy's root has none.
 
     Attributes:
-        ids: int32 [n]. keys_values: [2 * layers, heads, n, head_dim].
-        children: by the bytes of their ids. pins: how many running rows keep the node from being evicted.
+        ids: int32 [n].
+        keys_values: [2 * layers, heads, n, head_dim].
+        children: by the bytes of their ids.
+        pins: how many running rows keep the node from being evicted.
     """
 
     parent: PrefixNode | None = None

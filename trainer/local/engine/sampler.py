@@ -44,7 +44,10 @@ class Warp:
     """The sampling parameters of B rows as tensors; None where no row needs the step.
 
     Attributes:
-        temperature: float32 [B, 1]. top_k: int64 [B, 1]. top_p: float32 [B, 1]. greedy: bool [B].
+        temperature: float32 [B, 1].
+        top_k: int64 [B, 1].
+        top_p: float32 [B, 1].
+        greedy: bool [B].
     """
 
     temperature: Tensor | None
@@ -118,7 +121,8 @@ class StopTexts:
     """Watches one answer for its stop texts as tokens come.
 
     Args:
-        stops: the texts, at least one. decode: ids -> text.
+        stops: the texts, at least one.
+        decode: ids -> text.
     """
 
     __slots__ = ("_decode", "_recent", "_stops", "_window")

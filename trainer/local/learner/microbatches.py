@@ -90,8 +90,10 @@ def collate(
         wanted: bool [T] per row: which tokens' log-probs are needed; none of them a first token.
         device: where the tensors go.
         mask_dtype: dtype of an additive mask.
-        trees: those of the rows, where they are written into them. kept: what their passes keep.
-        grammars: of the policy, for rows that were held to one. window: of the model.
+        trees: those of the rows, where they are written into them.
+        kept: what their passes keep.
+        grammars: of the policy, for rows that were held to one.
+        window: of the model.
     """
     if trees is not None:
         tokens_BT, positions_BT, mask = tree_inputs(trees, device, kept)

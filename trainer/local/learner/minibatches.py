@@ -22,7 +22,9 @@ def minibatches(rows: Seq[LossRow], n: int, rng: np.random.Generator, pairs: Pai
     by more than one rollout (or pair).
 
     Args:
-        n: of them, or as many as there are rollouts or pairs. rng: draws the order. pairs: (chosen, rejected) rollouts
+        n: of them, or as many as there are rollouts or pairs.
+        rng: draws the order.
+        pairs: (chosen, rejected) rollouts
             that are compared, and so kept together.
     """
     together = {row.sequence.rollout_id: {row.sequence.rollout_id} for row in rows}

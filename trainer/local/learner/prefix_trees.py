@@ -163,9 +163,11 @@ class _Segment:
     """Tokens that follow each other.
 
     Attributes:
-        start: how many tokens were there before it. depth: position of its first token.
+        start: how many tokens were there before it.
+        depth: position of its first token.
         children: (how many of its tokens come before it, its first token) -> the segment that goes on there.
-        total: tokens of it and of all that follows it. place: where it stands, depth-first.
+        total: tokens of it and of all that follows it.
+        place: where it stands, depth-first.
     """
 
     start: int

@@ -41,7 +41,8 @@ class Ranks:
         """This process's micro-batches.
 
         Args:
-            divide: into micro-batches of at most so many tokens. cost: of one, in tokens.
+            divide: into micro-batches of at most so many tokens.
+            cost: of one, in tokens.
             max_tokens: of a micro-batch; they are made smaller where some process would have less to do.
         """
         if self.size == 1:

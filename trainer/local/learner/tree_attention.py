@@ -99,7 +99,8 @@ def tree_attention(
     """Attention in the form that transformers' attention modules call.
 
     Args:
-        query: [1, heads, U, head_dim]. key, value: [1, key heads, U, head_dim].
+        query: [1, heads, U, head_dim].
+        key, value: [1, key heads, U, head_dim].
         attention_mask: of `tree_inputs`.
 
     Returns:
@@ -133,7 +134,8 @@ def agrees(model: Any, device: torch.device, autocast: torch.dtype | None = None
     each alone: logits, and what it gives back to the embeddings of their tokens.
 
     Args:
-        model: a `PreTrainedModel`, not peft's wrapper. autocast: dtype that updates compute in, if not the weights'.
+        model: a `PreTrainedModel`, not peft's wrapper.
+        autocast: dtype that updates compute in, if not the weights'.
     """
     embedding, size = model.get_input_embeddings(), 1 if device.type == "cpu" else BLOCK // 16
     generator = torch.Generator().manual_seed(0)

@@ -48,7 +48,8 @@ class TrustRegion:
         """Measure the step on some of its rows, and shorten it if it went too far.
 
         Args:
-            rows: of the step. before: float32 [N] by row: log-probs of its trained tokens before the step.
+            rows: of the step.
+            before: float32 [N] by row: log-probs of its trained tokens before the step.
             logprobs: the same with today's weights, of several rows, one after another; on the CPU.
 
         Returns:

@@ -24,7 +24,8 @@ class Tables:
     """Writes rollouts, spans and calls into a file each.
 
     Args:
-        open_table: name -> the file of that name, which takes records and is closed. tokens: whether calls have their
+        open_table: name -> the file of that name, which takes records and is closed.
+        tokens: whether calls have their
             token ids and log-probs.
     """
 
@@ -66,7 +67,8 @@ class JsonTree:
     """Writes `<date>/<agent>/<rollout>.json`: the rollout with its `spans` and `calls`; date of enqueueing, UTC.
 
     Args:
-        folder: of the files. tokens: whether calls have their token ids and log-probs.
+        folder: of the files.
+        tokens: whether calls have their token ids and log-probs.
     """
 
     def __init__(self, folder: Path, *, tokens: bool) -> None:

@@ -63,7 +63,9 @@ async def send(
     """Send the spans of rollouts, with ids, parents, times, events and status as they are stored.
 
     Args:
-        rollouts: the rollouts with their spans. url: as for `traces_url`. headers: added to each request.
+        rollouts: the rollouts with their spans.
+        url: as for `traces_url`.
+        headers: added to each request.
         sent: called after each rollout.
 
     Returns:

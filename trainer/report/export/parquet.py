@@ -22,7 +22,8 @@ def parquet(folder: Path, *, tokens: bool) -> Tables:
     """Writes the three files.
 
     Args:
-        folder: of the files. tokens: whether calls have their token ids and log-probs.
+        folder: of the files.
+        tokens: whether calls have their token ids and log-probs.
 
     Raises:
         ConfigError: pyarrow is not installed.

@@ -56,7 +56,8 @@ async def to_files(
 
     Args:
         out: a folder, created if it does not exist; existing files of the same names are replaced.
-        format: "jsonl", "json", "parquet" or "massgen". filter: conditions on the rollouts.
+        format: "jsonl", "json", "parquet" or "massgen".
+        filter: conditions on the rollouts.
         tokens: whether calls have their token ids and log-probs.
 
     Returns:

@@ -54,7 +54,8 @@ class ForkServer:
         link: to the parent. Lines of JSON come in: {"start": worker}, {"kill": worker}, {"stop": true}; out go
             {"ready": whether the agent is imported once}, {"failed": why}, {"ended": worker, "status": exit code or
             minus the signal, "spans": OTLP requests in JSON}.
-        load: returns the payload; called in each worker. url, key: of the coordinator.
+        load: returns the payload; called in each worker.
+        url, key: of the coordinator.
     """
 
     def __init__(self, link: socket.socket, load: Callable[[], Payload], url: str, key: str) -> None:
@@ -187,7 +188,8 @@ def main(link_file: int, payload_file: int, *, once: bool) -> None:
     """Entry point.
 
     Args:
-        link_file: descriptor of the link to the parent. payload_file: descriptor of a file with {"url", "key"} in its
+        link_file: descriptor of the link to the parent.
+        payload_file: descriptor of a file with {"url", "key"} in its
             first line, then the payload. once: whether to import the agent here, rather than in each worker.
     """
     import numpy  # noqa: F401  (its thread pool handles forks itself)

@@ -35,8 +35,10 @@ class Payload:
 
     Attributes:
         agent: what to run, or "package.module:name" or "file.py:name", which is imported where it runs.
-        tracers: to switch on in addition to the agent's own. hooks: called around every attempt.
-        selection: which agents are trained. resources: named values for the agent, in addition to the policy.
+        tracers: to switch on in addition to the agent's own.
+        hooks: called around every attempt.
+        selection: which agents are trained.
+        resources: named values for the agent, in addition to the policy.
     """
 
     agent: Agent | str

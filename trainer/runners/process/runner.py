@@ -21,8 +21,11 @@ class ProcessRunner:
 
     Args:
         coordinator: the run's; this runner sets its `end_worker`.
-        payload: the packed agent. url: of the coordinator's routes. key: for them.
-        n_workers: how many rollouts run at once. on_failure: called when workers die that had no rollout.
+        payload: the packed agent.
+        url: of the coordinator's routes.
+        key: for them.
+        n_workers: how many rollouts run at once.
+        on_failure: called when workers die that had no rollout.
         pool: makes the workers.
     """
 

@@ -29,7 +29,10 @@ def run_worker(payload: Payload, name: str, url: str, key: str, journal: int, *,
     """Execute rollouts until there is a reason to end; the exit status.
 
     Args:
-        payload: unpacked. name: of this worker. url, key: of the coordinator. journal: file descriptor.
+        payload: unpacked.
+        name: of this worker.
+        url, key: of the coordinator.
+        journal: file descriptor.
         once: end after one of them.
     """
     try:

@@ -34,7 +34,8 @@ class WorkerExit:
     """The end of a worker process.
 
     Attributes:
-        worker: its name. status: its exit code, or minus the signal that ended it.
+        worker: its name.
+        status: its exit code, or minus the signal that ended it.
         spans: those of its unfinished attempt that had ended: OTLP requests in JSON.
     """
 
@@ -56,8 +57,10 @@ class WorkerPool:
     """Worker processes of one payload, made by `start` and ended by `stop`. Lives on one event loop.
 
     Args:
-        payload: packed. url, key: of the coordinator whose rollouts they execute.
-        n_workers: how many. name: prefix of the workers' names; each pool of a coordinator needs a different one.
+        payload: packed.
+        url, key: of the coordinator whose rollouts they execute.
+        n_workers: how many.
+        name: prefix of the workers' names; each pool of a coordinator needs a different one.
         on_exit: called with each exit, before another worker takes the place.
         on_failure: called once when the workers cannot be kept alive.
     """

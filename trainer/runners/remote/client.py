@@ -39,7 +39,8 @@ class CoordinatorClient(RemoteCoordinator):
     coordinator no longer wants is logged.
 
     Args:
-        url: the server's address. key: a runner's or the operator's key, if the server asks for one.
+        url: the server's address.
+        key: a runner's or the operator's key, if the server asks for one.
         lost_seconds: how long to try to reach the server.
         selection, resources: used for leases that come without rules and resources.
     """

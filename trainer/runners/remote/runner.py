@@ -20,8 +20,10 @@ class RemoteRunner:
     """A `Runner` whose rollouts are executed by `agl runner` processes; it only waits for them.
 
     Args:
-        coordinator: where they lease rollouts. url: its address.
-        waiting: returns how many rollouts wait for a runner. note: called with a text for the person at the terminal.
+        coordinator: where they lease rollouts.
+        url: its address.
+        waiting: returns how many rollouts wait for a runner.
+        note: called with a text for the person at the terminal.
         on_failure: called when no runner was heard of for `patience` seconds while rollouts wait.
     """
 

@@ -93,7 +93,8 @@ def sent_lease(lease: Lease, *, selection: bool = True, known: Mapping[str, Any]
     """A lease whose fields are JSON values.
 
     Args:
-        selection: whether to include its rules; otherwise the worker has them already. known: resources that it has,
+        selection: whether to include its rules; otherwise the worker has them already.
+        known: resources that it has,
             too.
 
     Raises:

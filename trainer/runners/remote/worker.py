@@ -35,9 +35,13 @@ async def run_worker(
     """Execute rollouts until `until` is set or the task is cancelled.
 
     Args:
-        agent: what to run. url: the server that hands out rollouts. key: a runner's key.
-        n_workers: rollouts at once. name: of this runner; host and process id if None.
-        on_report: called after each attempt. air: rules for tool outcomes and handoffs that the server does not know,
+        agent: what to run.
+        url: the server that hands out rollouts.
+        key: a runner's key.
+        n_workers: rollouts at once.
+        name: of this runner; host and process id if None.
+        on_report: called after each attempt.
+        air: rules for tool outcomes and handoffs that the server does not know,
             applied here.
 
     Raises:

@@ -58,7 +58,8 @@ class HttpStore(Store):
     """A `Store` behind a URL. Methods that are not written here send their arguments and return the server's result.
 
     Args:
-        url: "http://host:4747" or "http://:KEY@host:4747". key: the default is the URL's, then AGL_KEY, then the
+        url: "http://host:4747" or "http://:KEY@host:4747".
+        key: the default is the URL's, then AGL_KEY, then the
             one that a server of this user on this machine has made for itself.
         retry_seconds: how long the server may be unreachable.
 

@@ -65,7 +65,8 @@ class Traces:
     """The route of spans.
 
     Args:
-        store: where spans are stored. role: the role of a request's sender; may raise `Refused`.
+        store: where spans are stored.
+        role: the role of a request's sender; may raise `Refused`.
         is_leased: whether a request shows the secret of an attempt's lease, which a runner needs.
         turns: of a request's sender.
     """

@@ -44,9 +44,11 @@ class StoreServer:
     """A store that listens.
 
     Args:
-        store: the store to serve; `stop` does not close it. host, port: as of `HttpServer`.
+        store: the store to serve; `stop` does not close it.
+        host, port: as of `HttpServer`.
         keys: the keys that are accepted; `Keys.find()` if None.
-        limits: bounds on requests. extra_routes: other routes of this server.
+        limits: bounds on requests.
+        extra_routes: other routes of this server.
 
     Raises:
         ConfigError: `host` is not loopback, and there is no operator key.
@@ -100,7 +102,9 @@ class StoreRoutes:
     """The routes of a store's methods.
 
     Args:
-        store: the store to serve. keys: the keys that are accepted. limits: bounds on requests.
+        store: the store to serve.
+        keys: the keys that are accepted.
+        limits: bounds on requests.
     """
 
     def __init__(self, store: Store, keys: Keys, limits: Limits) -> None:

@@ -67,7 +67,8 @@ class Database:
     """A database, and the only threads that use it.
 
     Attributes:
-        dialect: the database. clock: set by the database's own clock, if it has one.
+        dialect: the database.
+        clock: set by the database's own clock, if it has one.
     """
 
     def __init__(self, dialect: Dialect, clock: Clock | None = None) -> None:
@@ -134,7 +135,9 @@ class _Worker:
     """A thread with a connection, and the operations that wait for it.
 
     Args:
-        dialect: the database. open_engine: what makes the connection. prepare: called with each new connection.
+        dialect: the database.
+        open_engine: what makes the connection.
+        prepare: called with each new connection.
         before: called with the connection before each batch.
     """
 

@@ -22,7 +22,8 @@ class Change:
     """The effects of an operation for which callers may be waiting.
 
     Attributes:
-        queued: run -> number of rollouts that can be leased now. ended: ids of the rollouts that ended.
+        queued: run -> number of rollouts that can be leased now.
+        ended: ids of the rollouts that ended.
     """
 
     queued: Mapping[str | None, int] = field(default_factory=dict)

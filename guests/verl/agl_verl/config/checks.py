@@ -156,7 +156,9 @@ class Condition:
     """Keys that have an effect only under a condition.
 
     Attributes:
-        keys: patterns. met: (plan, get) -> whether they have an effect. hint: what to set so that they do.
+        keys: patterns.
+        met: (plan, get) -> whether they have an effect.
+        hint: what to set so that they do.
         switch: a key that turns them off; where the config has it, their values may stay.
     """
 

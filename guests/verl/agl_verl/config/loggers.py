@@ -25,7 +25,8 @@ class Tracking:
     """What a verl config says of trackers.
 
     Attributes:
-        names: of those that agl logs to. samples: rollouts whose texts they get per step.
+        names: of those that agl logs to.
+        samples: rollouts whose texts they get per step.
         project, name: what the trackers call the run; None if the config does not say.
     """
 

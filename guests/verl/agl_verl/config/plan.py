@@ -115,18 +115,27 @@ class Plan:
     Attributes:
         settings: dotted key -> value, as the user wrote them, in verl 0.9's names.
         model: directory or hub id.
-        lora_rank: 0 trains all weights. lora_alpha, lora_targets: of the adapters.
-        adv_estimator: verl's name. normalize_std, gamma, lam: its options.
-        batch_size: tasks per step. group_size: rollouts per task. mini_batch_size: tasks per optimiser step.
+        lora_rank: 0 trains all weights.
+        lora_alpha, lora_targets: of the adapters.
+        adv_estimator: verl's name.
+        normalize_std, gamma, lam: its options.
+        batch_size: tasks per step.
+        group_size: rollouts per task.
+        mini_batch_size: tasks per optimiser step.
         update_epochs: passes over a batch.
         max_prompt_tokens, max_response_tokens: limits of one call.
         max_context: limit of a whole conversation; by default the sum of those two.
         seed: fixes the order of tasks; None leaves it to the run.
         epochs, steps: length of the training; steps, where set, take precedence.
         val_every, checkpoint_every: in steps; None for never.
-        mode: one of `MODES`. device: "cuda", or another one. gpus: per node that trains. nodes: that train.
-        kl_coef: 0 without a KL loss. clip_low, clip_high: bounds of the importance ratio.
-        temperature: in training. val_temperature: in validation, 0 where it is greedy.
+        mode: one of `MODES`.
+        device: "cuda", or another one.
+        gpus: per node that trains.
+        nodes: that train.
+        kl_coef: 0 without a KL loss.
+        clip_low, clip_high: bounds of the importance ratio.
+        temperature: in training.
+        val_temperature: in validation, 0 where it is greedy.
         val_do_sample: what the config says of it; None if nothing.
     """
 

@@ -29,7 +29,9 @@ def plans(plan: Plan, names: Sequence[str], overrides: Mapping[str, Policy]) -> 
     """The plan of each policy, by name.
 
     Args:
-        plan: what the config asks for. names: of the policies. overrides: name -> where that policy differs.
+        plan: what the config asks for.
+        names: of the policies.
+        overrides: name -> where that policy differs.
 
     Raises:
         ConfigError: a policy's settings are refused, or several policies cannot have them.

@@ -151,7 +151,8 @@ class _Dataclass:
     """One of verl's dataclasses, as written.
 
     Attributes:
-        bases: names of its base classes. fields: name -> annotation.
+        bases: names of its base classes.
+        fields: name -> annotation.
     """
 
     bases: tuple[str, ...]

@@ -15,20 +15,30 @@ class Common(TypedDict, total=False):
     Attributes:
         model: a Hugging Face directory or hub id, or a GGUF file.
         steps: updates; or `epochs`: passes over the training tasks.
-        group_size: rollouts per task (8). batch_size: tasks per step (16). mini_batch_size: tasks per optimiser step
+        group_size: rollouts per task (8).
+        batch_size: tasks per step (16).
+        mini_batch_size: tasks per optimiser step
             (`batch_size`). update_epochs: passes over a step's rows (1).
         learning_rate, warmup_steps, weight_decay, grad_clip: settings of AdamW (1e-6, 0, 0.01, 1.0).
-        adv_estimator: verl's name ("grpo"). normalize_std: divide by the group's standard deviation (True).
+        adv_estimator: verl's name ("grpo").
+        normalize_std: divide by the group's standard deviation (True).
         policy_loss, loss_agg: verl's `loss_mode` ("vanilla") and `loss_agg_mode` ("token-mean").
-        clip_low, clip_high: bounds of the importance ratio (0.2). kl_coef: weight of the KL loss towards the initial
+        clip_low, clip_high: bounds of the importance ratio (0.2).
+        kl_coef: weight of the KL loss towards the initial
             policy (0: none). entropy_coef: bonus (0).
-        temperature: in training (1.0). val_temperature: in validation (greedy).
-        max_prompt_tokens, max_response_tokens: limits of one call (2048, 1024). max_context: limit of a conversation
+        temperature: in training (1.0).
+        val_temperature: in validation (greedy).
+        max_prompt_tokens, max_response_tokens: limits of one call (2048, 1024).
+        max_context: limit of a conversation
             (their sum).
-        val_every, checkpoint_every: in steps (10; 50). val_before_train: whether to validate first (True).
-        gpus: per node that trains (1). nodes: that train (1); both for each policy. tensor_parallel: GPUs per vLLM
+        val_every, checkpoint_every: in steps (10; 50).
+        val_before_train: whether to validate first (True).
+        gpus: per node that trains (1).
+        nodes: that train (1); both for each policy.
+        tensor_parallel: GPUs per vLLM
             server (1).
-        gpu_memory: part of a GPU's memory that vLLM takes (0.5). offload: keep parameters and optimiser in the
+        gpu_memory: part of a GPU's memory that vLLM takes (0.5).
+        offload: keep parameters and optimiser in the
             machine's memory while vLLM samples (False).
         share_prefixes: compute tokens that rows begin with alike once, with FSDP and without a critic (False).
         lora_rank, lora_alpha: train adapters instead of the full weights.

@@ -316,7 +316,8 @@ def read(data: Any, access: Access, *, counting: bool = False) -> MessagesReques
     """A request from its body's JSON.
 
     Args:
-        data: the body's JSON. access: of the attempt.
+        data: the body's JSON.
+        access: of the attempt.
         counting: whether its tokens are only counted, so that `max_tokens` may be missing, and the last message may be
             the assistant's.
 

@@ -34,7 +34,9 @@ def finished_response(
     """The response object of a reply, which is stored: later requests can continue it.
 
     Args:
-        pending, request: what is answered. served: the policy that answered. reply: its answer.
+        pending, request: what is answered.
+        served: the policy that answered.
+        reply: its answer.
         created: epoch seconds.
     """
     response_id = pending.response_id
@@ -62,7 +64,8 @@ def store(
     """Keep a response, unless its request says not to.
 
     Args:
-        pending, request: what is answered. response: the object.
+        pending, request: what is answered.
+        response: the object.
         messages: those that it added to the conversation.
     """
     if request.body.store is not False:

@@ -42,7 +42,8 @@ def found(base: str, tops: Sequence[str], most_bytes: int, links: Sequence[str] 
     """What is to be copied: folders before what is in them, links last. Call it when nothing that may write there runs.
 
     Args:
-        base: the folder that paths are relative to. tops: the entries of it that are copied, of any kind.
+        base: the folder that paths are relative to.
+        tops: the entries of it that are copied, of any kind.
         links: where links may lead, as paths without links; other ones do not come along, as pipes, sockets and devices
             do not.
 
