@@ -10,16 +10,33 @@ from importlib.util import find_spec
 from agl.errors import MissingExtraError
 
 SERVER = (
-    "sqlalchemy", "starlette", "uvicorn", "httptools", "httpx", "orjson", "pydantic", "packaging",
-    "tenacity", "typer", "rich",
-)  # fmt: skip
+    "sqlalchemy",
+    "starlette",
+    "uvicorn",
+    "httptools",
+    "httpx",
+    "orjson",
+    "pydantic",
+    "packaging",
+    "tenacity",
+    "typer",
+    "rich",
+)
 TRAINING = ("torch", "transformers", "safetensors", "peft", "renderers")
 """What loads, samples and trains a model."""
 MODULES = {
     "local": (
-        *TRAINING, *SERVER, "aiohttp", "cloudpickle", "yaml",
+        *TRAINING,
+        *SERVER,
+        "aiohttp",
+        "cloudpickle",
+        "yaml",
         # They come with the others.
-        "anyio", "huggingface_hub", "jinja2", "tokenizers", "tqdm",
+        "anyio",
+        "huggingface_hub",
+        "jinja2",
+        "tokenizers",
+        "tqdm",
     ),
     "server": SERVER,
     "verl": ("agl_verl", "verl"),
@@ -40,7 +57,7 @@ MODULES = {
     "environments": ("agl_environments", "openai"),
     "harnesses": ("agl_harnesses",),
     "plan": ("agl_plan",),
-}  # fmt: skip
+}
 """Extra -> modules that agl's own code imports; a module that several bring belongs to the first of them."""
 _EXTRA_OF = {"agl.Client": "service"}
 """What needs less than the first."""

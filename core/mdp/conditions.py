@@ -22,8 +22,13 @@ TOTAL = "reward"
 
 _OPPOSITE = {">=": "<", "<": ">=", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge, "<": operator.lt, ">": operator.gt, "<=": operator.le, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 _TOKEN = re.compile(
     r"""\s*(?:(?P<compare>[<>=!]=|=|<|>)|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?![\w.])"""
     r"""|(?P<quoted>"(?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")|(?P<name>[^\W\d][\w./:-]*)|(?P<sign>&&?|\|\|?|[~!()]))"""

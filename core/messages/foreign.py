@@ -53,11 +53,36 @@ _IN_PIECES = ("llm.input_messages", "gen_ai.prompt")
 """Names under which each field of each message may be an attribute of its own."""
 _INSIDE = ("inputs", "messages", "contents", "input", "prompt")
 """Fields under which an input has the messages or the text, in the order in which they are looked for."""
-_SETTINGS = frozenset({
-    "model", "system", "instructions", "tools", "tool_choice", "parallel_tool_calls", "stream", "stream_options",
-    "temperature", "top_p", "max_tokens", "max_output_tokens", "max_completion_tokens", "stop", "seed", "n", "text",
-    "reasoning", "response_format", "store", "include", "metadata", "user", "timeout", "extra_headers", "extra_body",
-})  # fmt: skip
+_SETTINGS = frozenset(
+    {
+        "model",
+        "system",
+        "instructions",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "max_output_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+        "n",
+        "text",
+        "reasoning",
+        "response_format",
+        "store",
+        "include",
+        "metadata",
+        "user",
+        "timeout",
+        "extra_headers",
+        "extra_body",
+    }
+)
 """Fields next to a text that asks, of a request, that ask nothing."""
 _ROLES = {
     "human": "user",
@@ -121,9 +146,9 @@ def last_question(history: Sequence[Message]) -> dict[str, Any] | None:
         asked["files"] = files
     before = history[: last + 1 - len(said)]
     if any(message.role == "assistant" for message in before):
-        asked["history"] = _digest([
-            (message.role, message.text) for message in before if message.role not in ("system", "developer")
-        ])  # fmt: skip
+        asked["history"] = _digest(
+            [(message.role, message.text) for message in before if message.role not in ("system", "developer")]
+        )
     return asked
 
 

@@ -11,9 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 OPTIONS = {
-    "temperature": "temperature", "topP": "top_p", "topK": "top_k", "maxOutputTokens": "max_tokens", "seed": "seed",
-    "candidateCount": "n", "stopSequences": "stop",
-}  # fmt: skip
+    "temperature": "temperature",
+    "topP": "top_p",
+    "topK": "top_k",
+    "maxOutputTokens": "max_tokens",
+    "seed": "seed",
+    "candidateCount": "n",
+    "stopSequences": "stop",
+}
 """Fields of `generationConfig`, and what Chat Completions calls them."""
 SIGNATURE = "agl"
 """Begins the `thoughtSignature` of the gateway's calls; the call's id follows, for clients that drop the id itself.

@@ -17,8 +17,16 @@ from agl.messages import google
 from agl.messages.types import Message, Other, Part, Reasoning, Text, ToolCall, ToolResult
 
 _BODY = (
-    "content", "parts", "tool_calls", "reasoning_content", "reasoning", "function_call", "refusal", "audio", "images",
-)  # fmt: skip
+    "content",
+    "parts",
+    "tool_calls",
+    "reasoning_content",
+    "reasoning",
+    "function_call",
+    "refusal",
+    "audio",
+    "images",
+)
 """Fields that hold what a message says."""
 _HEAD = frozenset({"role", "name", "id", "type", "status", "finish_reason"})
 _ITEMS = frozenset({"message", "reasoning", "function_call", "custom_tool_call"})

@@ -47,9 +47,21 @@ from agl.tracing.context import RolloutContext
 from agl.tracing.inferred import completed
 
 __all__ = [
-    "GAPS", "KEY", "NO_NUMBERS", "Conformance", "Provider", "Reply", "Script", "Subject", "ToolFailed", "add",
-    "last_said", "serve", "tool_result", "uses_add",
-]  # fmt: skip
+    "GAPS",
+    "KEY",
+    "NO_NUMBERS",
+    "Conformance",
+    "Provider",
+    "Reply",
+    "Script",
+    "Subject",
+    "ToolFailed",
+    "add",
+    "last_said",
+    "serve",
+    "tool_result",
+    "uses_add",
+]
 
 _USAGE = (semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS, semconv.CACHE_READ_TOKENS, semconv.REASONING_TOKENS)
 

@@ -280,12 +280,23 @@ def _responses(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[s
         call |= {"namespace": space} if space else {}
         output.append(call | {"name": name, "arguments": json.dumps(arguments), "status": "completed"})
     response = {
-        "id": provider.next_id("resp_"), "object": "response", "created_at": 1, "model": body.get("model", "m"),
-        "status": "completed", "output": output, "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
-        "usage": {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10,
-                  "input_tokens_details": {"cached_tokens": reply.cached},
-                  "output_tokens_details": {"reasoning_tokens": reply.thought}},
-    }  # fmt: skip
+        "id": provider.next_id("resp_"),
+        "object": "response",
+        "created_at": 1,
+        "model": body.get("model", "m"),
+        "status": "completed",
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": {
+            "input_tokens": 7,
+            "output_tokens": 3,
+            "total_tokens": 10,
+            "input_tokens_details": {"cached_tokens": reply.cached},
+            "output_tokens_details": {"reasoning_tokens": reply.thought},
+        },
+    }
     if not body.get("stream"):
         _send(handler, response)
         return
@@ -339,9 +350,14 @@ def _messages(handler: BaseHTTPRequestHandler, provider: Provider, body: dict[st
         usage |= {"cache_read_input_tokens": reply.cached, "cache_creation_input_tokens": 0}
         usage["output_tokens_details"] = {"thinking_tokens": reply.thought}
     message = {
-        "id": provider.next_id("msg_"), "type": "message", "role": "assistant", "model": body.get("model", "m"),
-        "stop_reason": reason, "stop_sequence": None, "usage": usage,
-    }  # fmt: skip
+        "id": provider.next_id("msg_"),
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model", "m"),
+        "stop_reason": reason,
+        "stop_sequence": None,
+        "usage": usage,
+    }
     if not body.get("stream"):
         _send(handler, {**message, "content": blocks})
         return

@@ -27,10 +27,20 @@ from agl.tracing.context import Scope
 from agl.tracing.import_hooks import when_imported
 
 PATHS = (
-    "/chat/completions", "/v1/completions", "/v1/responses", "/openai/responses", "/v1/messages",
-    "/v1beta/interactions", "/agents/completions", "/fim/completions", "/v1/chat", "/v2/chat", "/runs", "/api/chat",
+    "/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/openai/responses",
+    "/v1/messages",
+    "/v1beta/interactions",
+    "/agents/completions",
+    "/fim/completions",
+    "/v1/chat",
+    "/v2/chat",
+    "/runs",
+    "/api/chat",
     "/api/generate",
-)  # fmt: skip
+)
 """A POST of an object with a `model` to a path that ends so is a model request: those of OpenAI, Anthropic, Google,
 Mistral, Cohere, OpenAI's assistants (which may name the assistant alone) and Ollama, in this order."""
 GOOGLE = (":generateContent", ":streamGenerateContent")

@@ -25,13 +25,21 @@ _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _PLAIN = frozenset({str, bool, int, float})
 _LOCK = threading.RLock()
 """For what the SDK's span does under its lock: names, statuses and events, which are rare."""
-UNLIMITED = SpanLimits(**{
-    name: SpanLimits.UNSET
-    for name in (
-        "max_attributes", "max_span_attributes", "max_events", "max_links", "max_attribute_length",
-        "max_span_attribute_length", "max_event_attributes", "max_link_attributes",
-    )
-})  # fmt: skip
+UNLIMITED = SpanLimits(
+    **{
+        name: SpanLimits.UNSET
+        for name in (
+            "max_attributes",
+            "max_span_attributes",
+            "max_events",
+            "max_links",
+            "max_attribute_length",
+            "max_span_attribute_length",
+            "max_event_attributes",
+            "max_link_attributes",
+        )
+    }
+)
 
 
 class OpenSpan(Span):

@@ -39,13 +39,28 @@ _NUMBERS = {
     "presencePenalty": semconv.REQUEST_PRESENCE_PENALTY,
 }
 """A request's field of any API -> the attribute that has its number."""
-_KINDS = frozenset({
-    "modalities", "responseModalities", "responseMimeType", "response_format", "output_format", "text", "output_config",
-})  # fmt: skip
+_KINDS = frozenset(
+    {
+        "modalities",
+        "responseModalities",
+        "responseMimeType",
+        "response_format",
+        "output_format",
+        "text",
+        "output_config",
+    }
+)
 """Fields that say what kind of answer a request wants."""
 _STOPS = frozenset({"stop", "stop_sequences", "stopSequences"})
-_OUTPUT_TYPES = {"json_object": "json", "json_schema": "json", "text": "text", "application/json": "json",
-                 "text/plain": "text", "audio": "speech", "image": "image"}  # fmt: skip
+_OUTPUT_TYPES = {
+    "json_object": "json",
+    "json_schema": "json",
+    "text": "text",
+    "application/json": "json",
+    "text/plain": "text",
+    "audio": "speech",
+    "image": "image",
+}
 """How a request names the kind of answer that it wants -> how OpenTelemetry does."""
 
 

@@ -220,8 +220,11 @@ class ResponseItems:
 
 
 _BLOCK_DELTAS = {
-    "text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature", "compaction_delta": "content",
-}  # fmt: skip
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "signature_delta": "signature",
+    "compaction_delta": "content",
+}
 
 
 class MessageBlocks:

@@ -14,10 +14,18 @@ from typing import Any
 
 from agl import semconv
 
-_DETAILS = frozenset({
-    "prompt_tokens_details", "input_tokens_details", "completion_tokens_details", "output_tokens_details",
-    "input_token_details", "output_token_details", "cache_creation", "server_tool_use",
-})  # fmt: skip
+_DETAILS = frozenset(
+    {
+        "prompt_tokens_details",
+        "input_tokens_details",
+        "completion_tokens_details",
+        "output_tokens_details",
+        "input_token_details",
+        "output_token_details",
+        "cache_creation",
+        "server_tool_use",
+    }
+)
 """Objects in a usage that hold further numbers."""
 _ATTRIBUTES = {
     "prompt_tokens": semconv.INPUT_TOKENS,

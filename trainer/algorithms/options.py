@@ -61,13 +61,31 @@ _CLOSED = re.compile(r"(gpt-[345]|chatgpt|o[134](-|$)|claude-|gemini-)", re.IGNO
 
 
 _MODEL = (
-    "model", "lora", "device", "dtype", "quantize", "max_context", "renderer", "chat_template", "threads", "engine",
-)  # fmt: skip
+    "model",
+    "lora",
+    "device",
+    "dtype",
+    "quantize",
+    "max_context",
+    "renderer",
+    "chat_template",
+    "threads",
+    "engine",
+)
 """The settings of an algorithm that stand in section `model`, where `model` is called `name`."""
 _OBJECTS = {
-    "tracer", "policies", "group_reward", "runners", "runner_key", "initial_resources", "prompts", "hooks", "progress",
-    "callbacks", "selection",
-}  # fmt: skip
+    "tracer",
+    "policies",
+    "group_reward",
+    "runners",
+    "runner_key",
+    "initial_resources",
+    "prompts",
+    "hooks",
+    "progress",
+    "callbacks",
+    "selection",
+}
 """Settings of a run that text cannot express, or that commands name differently."""
 _AS_TEXT: Mapping[str, Any] = {
     "where": str,
@@ -148,9 +166,19 @@ SECTIONS: Mapping[str, Mapping[str, Option]] = {
 }
 OPTIONS: Mapping[str, Option] = {name: option for options in SECTIONS.values() for name, option in options.items()}
 _OF_SERVER = {
-    "prompts", "n_workers", "air_rules", "host", "port", "store", "directory", "gateways", "capture_content", "log",
-    "project", "name",
-}  # fmt: skip
+    "prompts",
+    "n_workers",
+    "air_rules",
+    "host",
+    "port",
+    "store",
+    "directory",
+    "gateways",
+    "capture_content",
+    "log",
+    "project",
+    "name",
+}
 RUN_OPTIONS = frozenset({*SECTIONS["training"], *SECTIONS["runtime"]} - _OF_SERVER)
 """Options that a client can set for its run: none that names a file of the server."""
 

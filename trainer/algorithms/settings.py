@@ -161,9 +161,17 @@ class TrainingSettings(Optimizer, Sampling, Device, CommonSettings):
         """The settings that a run must keep when it is resumed."""
         values = {f.name: getattr(self, f.name) for f in fields(self)} | {"steps": steps, "epochs": None}
         changeable = {
-            "checkpoint_every", "threads", "device", "val_every", "activation_checkpointing", "engine", "gpu_memory",
-            "prompts", "load_timeout", "data_parallel",
-        }  # fmt: skip
+            "checkpoint_every",
+            "threads",
+            "device",
+            "val_every",
+            "activation_checkpointing",
+            "engine",
+            "gpu_memory",
+            "prompts",
+            "load_timeout",
+            "data_parallel",
+        }
         identity = {
             "algorithm": type(self).__name__,
             **{name: value for name, value in values.items() if name not in changeable},

@@ -46,15 +46,21 @@ async def record(
         run.run_id,
         [
             TrainedCall(
-                call_id=c.call_id, rollout_id=c.rollout_id, step=step + 1, policy_version=versions[c.policy],
-                sequence=row_of.get(c.call_id), reward=c.reward, return_=c.return_, advantage=c.advantage,
+                call_id=c.call_id,
+                rollout_id=c.rollout_id,
+                step=step + 1,
+                policy_version=versions[c.policy],
+                sequence=row_of.get(c.call_id),
+                reward=c.reward,
+                return_=c.return_,
+                advantage=c.advantage,
                 tokens=tokens.get(c.call_id, 0),
                 dropped=c.dropped or (None if c.policy in metrics else "the step made no update"),
             )
             for c in calls
             if c.policy is not None and c.policy in versions
         ],
-    )  # fmt: skip
+    )
     for name in metrics:
         await run.store.add_policy_version(run.run_id, name, versions[name], step + 1)
 

@@ -50,11 +50,26 @@ class TrainCommand(SettingsCommand):
 
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "Training": (
-            "model", "algorithm", "agents", "credit", "air", "steps", "epochs", "group_size", "batch_size",
-            "learning_rate", "temperature", "max_response_tokens", "val_every", "lora", "device", "directory", "seed",
+            "model",
+            "algorithm",
+            "agents",
+            "credit",
+            "air",
+            "steps",
+            "epochs",
+            "group_size",
+            "batch_size",
+            "learning_rate",
+            "temperature",
+            "max_response_tokens",
+            "val_every",
+            "lora",
+            "device",
+            "directory",
+            "seed",
         ),
         "Rarely needed": ("warmup_steps", "schedule", "kl_coef", "where", "per_task", "prompts"),
-    }  # fmt: skip
+    }
     defaults: ClassVar[Mapping[str, Any]] = {"directory": "agl-runs/RUN_ID"}
 
 
@@ -74,8 +89,11 @@ class ServeCommand(SettingsCommand):
 
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {"Training": ("model", "algorithm", "engine", "device")}
     defaults: ClassVar[Mapping[str, Any]] = {
-        "port": 8000, "directory": "agl-serve", "algorithm": "none: the policy is served only", "engine": None
-    }  # fmt: skip
+        "port": 8000,
+        "directory": "agl-serve",
+        "algorithm": "none: the policy is served only",
+        "engine": None,
+    }
 
 
 def _version(shown: bool) -> None:
@@ -359,10 +377,17 @@ def replay(
     replayed = read_store(
         store,
         lambda opened: replay_rollout(
-            opened, rollout, model, attempt=attempt, agents=agents or None, temperature=temperature,
-            max_response_tokens=max_response_tokens, seed=seed, progress=not quiet,
+            opened,
+            rollout,
+            model,
+            attempt=attempt,
+            agents=agents or None,
+            temperature=temperature,
+            max_response_tokens=max_response_tokens,
+            seed=seed,
+            progress=not quiet,
         ),
-    )  # fmt: skip
+    )
     write_json(json_file, replayed.to_json())
     show(replayed)
 

@@ -79,10 +79,15 @@ class Report:
             return [{"message": f.message, "hint": f.hint, "source": f.source} for f in findings]
 
         return {
-            "python": self.python, "platform": self.platform, "gpus": list(self.gpus), "versions": self.versions,
-            "sandbox": self.sandbox, "fits": not self.problems, "problems": plain(self.problems),
+            "python": self.python,
+            "platform": self.platform,
+            "gpus": list(self.gpus),
+            "versions": self.versions,
+            "sandbox": self.sandbox,
+            "fits": not self.problems,
+            "problems": plain(self.problems),
             "notes": plain(self.notes),
-        }  # fmt: skip
+        }
 
 
 class Packages:

@@ -94,9 +94,13 @@ def examine_model(model: str, chat_template: str | None = None, device: str = "a
         return rendering.fork_after(roles, tools="tool" in roles and refusal is None, system=True)
 
     whole = update_memory(
-        shapes, LearnerConfig(), STEP_TOKENS, row_tokens=ROW_TOKENS, trained=STEP_TOKENS // 4,
+        shapes,
+        LearnerConfig(),
+        STEP_TOKENS,
+        row_tokens=ROW_TOKENS,
+        trained=STEP_TOKENS // 4,
         autocast=where.type == "cuda",
-    )  # fmt: skip
+    )
     memory = {
         "all weights": whole.total,
         f"LoRA, rank {LORA_RANK}": with_adapters(shapes, LORA_RANK, whole).total,

@@ -18,13 +18,27 @@ class EvalCommand(Command):
 
     panels: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "What is measured": (
-            "tasks", "agent", "against", "reward", "agents", "samples", "success", "prompts", "fail_below",
+            "tasks",
+            "agent",
+            "against",
+            "reward",
+            "agents",
+            "samples",
+            "success",
+            "prompts",
+            "fail_below",
         ),
         "Sampling and runs": (
-            "temperature", "max_response_tokens", "seed", "n_workers", "timeout", "max_attempts", "resume",
+            "temperature",
+            "max_response_tokens",
+            "seed",
+            "n_workers",
+            "timeout",
+            "max_attempts",
+            "resume",
         ),
         "Output": ("directory", "html", "markdown", "json_file", "quiet"),
-    }  # fmt: skip
+    }
 
 
 def evaluate(
@@ -84,11 +98,24 @@ def evaluate(
     keep_secrets()  # The agent runs here.
     held_out = read_tasks(tasks)
     report = evaluate_agent(
-        load_agent(agent, reward), held_out, [*references, *named(policies or [])] or None,
-        reward=load_group_reward(reward), agents=agents or None, samples=samples, success=success,
-        temperature=temperature, max_response_tokens=max_response_tokens, prompts=prompts, n_workers=n_workers,
-        timeout=timeout, max_attempts=max_attempts, directory=directory, seed=seed, resume=resume, progress=not quiet,
-    )  # fmt: skip
+        load_agent(agent, reward),
+        held_out,
+        [*references, *named(policies or [])] or None,
+        reward=load_group_reward(reward),
+        agents=agents or None,
+        samples=samples,
+        success=success,
+        temperature=temperature,
+        max_response_tokens=max_response_tokens,
+        prompts=prompts,
+        n_workers=n_workers,
+        timeout=timeout,
+        max_attempts=max_attempts,
+        directory=directory,
+        seed=seed,
+        resume=resume,
+        progress=not quiet,
+    )
     report.table()
     for path, text in ((html, views.page), (markdown, views.markdown)):
         if path is not None:

@@ -269,9 +269,11 @@ def _check_count(count: int, name: str, limits: Limits) -> None:
     most = getattr(limits, name)
     if count > most:
         raise RequestError(
-            413, f"the request has {count} {name}, the limit is {most}: {setting(name)}", code="request_too_large",
+            413,
+            f"the request has {count} {name}, the limit is {most}: {setting(name)}",
+            code="request_too_large",
             param=name,
-        )  # fmt: skip
+        )
 
 
 def _count(items: Any) -> int:

@@ -60,13 +60,16 @@ class Metrics:
         lines = [
             *_counter("agl_requests_total", "Requests that ended.", (*names, "status"), self.requests),
             *_counter(
-                "agl_open_requests", "Requests that run or wait.", ("application",),
-                {(name,): value for name, value in self.open_requests.items()}, "gauge",
+                "agl_open_requests",
+                "Requests that run or wait.",
+                ("application",),
+                {(name,): value for name, value in self.open_requests.items()},
+                "gauge",
             ),
             *_counter("agl_tokens_total", "Tokens; cached ones are prompt, too.", (*names, "kind"), self.tokens),
             *_histogram("agl_request_seconds", "Time to the end of an answer.", names, self.durations),
             *_histogram("agl_first_token_seconds", "Time to the first tokens of a stream.", names, self.waits),
-        ]  # fmt: skip
+        ]
         return "\n".join(lines) + "\n"
 
 

@@ -28,16 +28,28 @@ ATTRIBUTES = {
 }
 """Key of an architecture -> attribute of the configuration that it sets."""
 ROPE_KEYS = {
-    "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count", "rope.scale_linear", "rope.scaling.type",
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.dimension_count",
+    "rope.scale_linear",
+    "rope.scaling.type",
     "rope.scaling.factor",
-    "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor",
-    "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
-}  # fmt: skip
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+}
 NEUTRAL = {
-    "vocab_size": None, "rope.scaling.finetuned": None, "tensor_data_layout": None, "attention.causal": True,
-    "rope.scaling.yarn_ext_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0, "expert_count": 0,
+    "vocab_size": None,
+    "rope.scaling.finetuned": None,
+    "tensor_data_layout": None,
+    "attention.causal": True,
+    "rope.scaling.yarn_ext_factor": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
+    "expert_count": 0,
     "expert_used_count": 0,
-}  # fmt: skip
+}
 """Keys that change nothing where they have this value; None: whatever it is."""
 OTHER_KEYS = re.compile(
     r"GGUF\.|general\.|quantize\.|imatrix\.|split\.|tokenizer\.chat_template|tokenizer\.huggingface\.json$"

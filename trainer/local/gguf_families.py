@@ -55,10 +55,24 @@ FAMILIES: Mapping[str, Family] = {
 }
 """By transformers' model type."""
 _WITHOUT_EFFECT = {
-    "attention_dropout", "embedding_dropout", "embd_pdrop", "resid_pdrop", "residual_dropout", "initializer_range",
-    "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "pretraining_tp", "tie_word_embeddings",
-    "rope_parameters", "max_window_layers", "use_sliding_window", "sliding_window", "layer_types",
-}  # fmt: skip
+    "attention_dropout",
+    "embedding_dropout",
+    "embd_pdrop",
+    "resid_pdrop",
+    "residual_dropout",
+    "initializer_range",
+    "use_cache",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "pretraining_tp",
+    "tie_word_embeddings",
+    "rope_parameters",
+    "max_window_layers",
+    "use_sliding_window",
+    "sliding_window",
+    "layer_types",
+}
 """Attributes of a configuration that change nothing here, or that are compared on their own."""
 _NUMBER = (int, float, np.number)
 

@@ -35,8 +35,11 @@ _NAMED, _NESTED = (
 _BY_NAME = _NAMED | {"patternProperties", "dependentSchemas"}
 _HOLDING = _NESTED | {"allOf", "not", "if", "then", "else", "contains"}
 _KINDS: Mapping[str, type] = {
-    **dict.fromkeys(_BY_NAME, dict), "required": list, "enum": list, "pattern": str,
-}  # fmt: skip
+    **dict.fromkeys(_BY_NAME, dict),
+    "required": list,
+    "enum": list,
+    "pattern": str,
+}
 """Keywords -> what their values are."""
 
 
@@ -97,9 +100,11 @@ def _spelled(schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _unreadable(what: str, kind: str, form: int | None, place: str) -> ConfigError:
     return ConfigError(
-        f"answers cannot be held to this schema: {what} is a {kind}", hint="see json-schema.org", form=form,
+        f"answers cannot be held to this schema: {what} is a {kind}",
+        hint="see json-schema.org",
+        form=form,
         schema=place,
-    )  # fmt: skip
+    )
 
 
 class Lark:
@@ -158,8 +163,10 @@ class Lark:
                 if found is not None:
                     raise ConfigError(
                         f"answers cannot be held to this schema: {what} {text!r} {why}",
-                        hint="spell it otherwise", form=form, schema=place,
-                    )  # fmt: skip
+                        hint="spell it otherwise",
+                        form=form,
+                        schema=place,
+                    )
 
     def _lark(self, forms: Sequence[Sequence[Any]], parts: Mapping[str, Any]) -> str:
         """Those forms, and what the answer may be otherwise, in llguidance's dialect of Lark."""

@@ -112,11 +112,13 @@ def _make(source: str, template: str | None, target: Path) -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "agl.trainer.local.conversion", source, str(partial)],
-            input=json.dumps(template), stdout=subprocess.PIPE, text=True,
+            input=json.dumps(template),
+            stdout=subprocess.PIPE,
+            text=True,
             # Progress bars are for people.
             stderr=None if sys.stderr.isatty() else subprocess.PIPE,
             env=child_environment(["HF_TOKEN"]),
-        )  # fmt: skip
+        )
         if done.returncode:
             last = done.stdout.strip().splitlines()[-1:]
             error = json.loads(last[0]) if last and last[0].startswith("{") else {}

@@ -76,9 +76,17 @@ class PolicySpec(ProcessSettings):
     def base(self) -> tuple[object, ...]:
         """What policies must have in common to be adapters on one base model, in one process."""
         return (
-            self.model, self.device, self.dtype, self.quantize, self.attention, self.max_context, self.threads,
-            self.max_batch, self.max_staleness, self.data_parallel,
-        )  # fmt: skip
+            self.model,
+            self.device,
+            self.dtype,
+            self.quantize,
+            self.attention,
+            self.max_context,
+            self.threads,
+            self.max_batch,
+            self.max_staleness,
+            self.data_parallel,
+        )
 
 
 @dataclass(frozen=True, slots=True)

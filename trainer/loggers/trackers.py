@@ -69,16 +69,31 @@ class WandB(Tracker):
         # Prints of agents, the code, its changes and the command line are texts, too: none of them is sent. Its file is
         # written every second, so that a killed run loses no more.
         settings = wandb.Settings(
-            console="off", disable_git=True, disable_code=True, save_code=False, disable_job_creation=True,
-            x_disable_meta=True, x_disable_stats=True, x_save_requirements=False, silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            save_code=False,
+            disable_job_creation=True,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_save_requirements=False,
+            silent=True,
             x_transaction_log_flush_interval=1.0,
-        )  # fmt: skip
+        )
         if self.directory is not None:
             self.directory.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            id=run_id, project=self.project or PROJECT, name=self.name or run_id, entity=self.entity, mode=self.mode,
-            dir=self.directory, config=dict(config), resume="allow", reinit="create_new", settings=settings,
-        )  # fmt: skip
+            id=run_id,
+            project=self.project or PROJECT,
+            name=self.name or run_id,
+            entity=self.entity,
+            mode=self.mode,
+            dir=self.directory,
+            config=dict(config),
+            resume="allow",
+            reinit="create_new",
+            settings=settings,
+        )
         self._run.define_metric("*", step_metric="step")
 
     def step(self, step: int, metrics: Mapping[str, float], samples: Sequence[Sample]) -> None:
@@ -226,10 +241,15 @@ class Trackio(Tracker):
         import trackio  # pyright: ignore[reportMissingImports]
 
         self._run = trackio.init(
-            project=self.project or PROJECT, name=f"{self.name} {run_id}" if self.name else run_id,
-            space_id=self.space_id, config=dict(config), resume="allow", embed=False, auto_log_gpu=False,
+            project=self.project or PROJECT,
+            name=f"{self.name} {run_id}" if self.name else run_id,
+            space_id=self.space_id,
+            config=dict(config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
             auto_log_cpu=False,
-        )  # fmt: skip
+        )
         if resumed_from is not None:
             # Trackio adds a second row to a step that has one already, and no public name says which it has.
             last = self._run._safe_get_max_step_for_run()

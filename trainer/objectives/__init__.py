@@ -12,9 +12,7 @@ LossAgg = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "se
 KLKind = Literal["k1", "k2", "k3"]
 """See `agl.trainer.objectives.kl.kl_penalty`."""
 
-Estimator = Literal[
-    "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "running_baseline", "gae"
-]  # fmt: skip
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "running_baseline", "gae"]
 """How returns become advantages, by verl's names where it has one; see
 `agl.trainer.objectives.advantages.compute_advantages`."""
 

@@ -251,9 +251,15 @@ def try_loss(function: PolicyLossFunction) -> None:
     calls_N = torch.tensor([0, 0, 0, 1, 1])
     try:
         loss_of(
-            function, logprobs_N, logprobs_N.detach() - 0.1, advantages_N, calls_N,
-            clip_low=0.2, clip_high=0.2, clip_c=None,
-        )  # fmt: skip
+            function,
+            logprobs_N,
+            logprobs_N.detach() - 0.1,
+            advantages_N,
+            calls_N,
+            clip_low=0.2,
+            clip_high=0.2,
+            clip_c=None,
+        )
     except TrainingError as error:
         raise ConfigError(error.message, hint=error.hint) from error
 

@@ -332,11 +332,22 @@ def require_one_model(specs: Sequence[PolicySpec]) -> None:
 def _options(spec: PolicySpec, info: PolicyInfo, dtype: str) -> list[object]:
     """`vllm serve`'s, for a model and a device."""
     options: list[object] = [
-        "--dtype", dtype, "--max-model-len", info.max_context, "--max-num-seqs", spec.max_batch, "--seed", spec.seed,
-        "--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log", "--disable-log-stats",
+        "--dtype",
+        dtype,
+        "--max-model-len",
+        info.max_context,
+        "--max-num-seqs",
+        spec.max_batch,
+        "--seed",
+        spec.seed,
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--disable-uvicorn-access-log",
+        "--disable-log-stats",
         "--enable-prompt-tokens-details",
-        "--structured-outputs-config", '{"backend": "guidance"}',
-    ]  # fmt: skip
+        "--structured-outputs-config",
+        '{"backend": "guidance"}',
+    ]
     if info.device.startswith("cuda"):
         return [*options, "--gpu-memory-utilization", spec.gpu_memory or GPU_MEMORY, "--enable-sleep-mode"]
     # The whole model runs in the engine's process, a process less. Prompts are computed in one piece: vLLM on CPU dies

@@ -145,19 +145,36 @@ def run(
     say(f"2. {model} solves {size.heldout} held-out tasks, imitates the expert, and solves them again")
     imitated = Trainer(
         SFT(
-            model=model, chat_template=TEMPLATE, data=traces(out / "expert"), epochs=1, batch_size=16,
-            learning_rate=2e-5, val_every=10**6, **SETTINGS,
+            model=model,
+            chat_template=TEMPLATE,
+            data=traces(out / "expert"),
+            epochs=1,
+            batch_size=16,
+            learning_rate=2e-5,
+            val_every=10**6,
+            **SETTINGS,
         ),
-        directory=out / "imitation", store=str(out / "run.db"), **options,
-    ).fit(agent, [], heldout)  # fmt: skip
+        directory=out / "imitation",
+        store=str(out / "run.db"),
+        **options,
+    ).fit(agent, [], heldout)
     say(f"3. GRPO: {steps} steps of {size.batch * size.group} rollouts; reward 1 for the right answer, else 0")
     result = Trainer(
         GRPO(
-            model=str(imitated.policy), group_size=size.group, batch_size=size.batch, steps=steps, learning_rate=2e-5,
-            val_every=steps, val_before_train=False, checkpoint_every=steps, **SETTINGS,
+            model=str(imitated.policy),
+            group_size=size.group,
+            batch_size=size.batch,
+            steps=steps,
+            learning_rate=2e-5,
+            val_every=steps,
+            val_before_train=False,
+            checkpoint_every=steps,
+            **SETTINGS,
         ),
-        directory=out, store=str(out / "run.db"), **options,
-    ).fit(agent, train, heldout)  # fmt: skip
+        directory=out,
+        store=str(out / "run.db"),
+        **options,
+    ).fit(agent, train, heldout)
     evaluation = read_store(result.store, lambda opened: _evaluated(opened, result, imitated))
     return _report(out, evaluation, imitated, result, steps, time.monotonic() - started)
 

@@ -26,10 +26,17 @@ LOST_SHARE = 0.2
 """Of the rollouts of a step that failed, or that the policy ended itself."""
 
 NAMES = (
-    "train/rollouts", "train/groups", "train/zero_variance_groups", "train/failed_rollouts",
+    "train/rollouts",
+    "train/groups",
+    "train/zero_variance_groups",
+    "train/failed_rollouts",
     *(f"train/policy_faults/{cause}" for cause in CAUSES),
-    "learner/entropy", "learner/approx_kl", "val/reward", "val/reward_low", "val/reward_high",
-)  # fmt: skip
+    "learner/entropy",
+    "learner/approx_kl",
+    "val/reward",
+    "val/reward_low",
+    "val/reward_high",
+)
 """The numbers that the rules read; those of the learner also after the name of a policy."""
 
 

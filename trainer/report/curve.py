@@ -40,8 +40,12 @@ def svg_curve(history: Sequence[Mapping[str, Any]]) -> str:
         spots = (place.split(",") for place in places(val))
         return "".join(f'<circle cx="{x}" cy="{y}" r="3" fill="{VAL_COLOR}"/>' for x, y in spots)
 
-    labels = ((36, 14, "end", f"{high:.3g}"), (36, 164, "end", f"{low:.3g}"), (40, 178, "start", f"step {first}"),
-              (480, 178, "end", f"{last}"))  # fmt: skip
+    labels = (
+        (36, 14, "end", f"{high:.3g}"),
+        (36, 164, "end", f"{low:.3g}"),
+        (40, 178, "start", f"step {first}"),
+        (480, 178, "end", f"{last}"),
+    )
     return (
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 490 184" width="490" role="img" '
         'aria-label="reward over steps" fill="currentColor" font-size="11">'

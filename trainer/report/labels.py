@@ -58,8 +58,15 @@ async def label(
     attributes[semconv.SEQUENCE] = number_after(known)
     events = () if value is None else (spans.Event(semconv.EVALUATION, now, evaluation(reward)),)
     made = spans.recorded(
-        root, semconv.REWARD, name, root.agent or "", attributes,
-        parent_id=root.span_id, start=now, end=now, events=events,
-    )  # fmt: skip
+        root,
+        semconv.REWARD,
+        name,
+        root.agent or "",
+        attributes,
+        parent_id=root.span_id,
+        start=now,
+        end=now,
+        events=events,
+    )
     await store.add_spans([made])
     return rollout.rollout_id

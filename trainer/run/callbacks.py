@@ -179,8 +179,12 @@ class EarlyStopping(Callback):
                 f"EarlyStopping(min_delta={min_delta!r}, min_steps={min_steps!r})", hint="give numbers from 0"
             )
         self.metric, self.patience, self.min_delta, self.mode, self.min_steps = (
-            metric, patience, min_delta, mode, min_steps,
-        )  # fmt: skip
+            metric,
+            patience,
+            min_delta,
+            mode,
+            min_steps,
+        )
 
     def on_start(self, run: RunView) -> None:
         if self.metric.startswith("val/") and not run.val_tasks:

@@ -62,8 +62,10 @@ def mean_rewards(results: Sequence[RolloutResult], mode: str) -> dict[str, float
         log.warning(
             "rollout %s has a reward of %g, all others of its step at most %g: is that meant? "
             "Trainer(reward_range=(low, high)) refuses what is not",
-            largest.trajectory.rollout_id, largest.reward, abs(others[-1].reward or 0.0),
-        )  # fmt: skip
+            largest.trajectory.rollout_id,
+            largest.reward,
+            abs(others[-1].reward or 0.0),
+        )
     by_name: dict[str, list[float]] = defaultdict(list)
     for reward in (reward for trajectory in rewarded for reward, _ in trajectory.credited):
         by_name[reward_label(reward)].append(reward.value)

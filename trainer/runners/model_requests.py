@@ -57,34 +57,102 @@ _QUERY_VALUE = re.compile(r"[A-Za-z0-9._~-]{0,200}")
 
 _SAMPLING = frozenset(
     {
-        "frequency_penalty", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "metadata", "min_p", "n",
-        "presence_penalty", "prompt_cache_key", "prompt_cache_retention", "repetition_penalty", "safety_identifier",
-        "seed", "service_tier", "stop", "store", "stream", "stream_options", "temperature", "top_k", "top_logprobs",
-        "top_p", "user",
+        "frequency_penalty",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "metadata",
+        "min_p",
+        "n",
+        "presence_penalty",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "repetition_penalty",
+        "safety_identifier",
+        "seed",
+        "service_tier",
+        "stop",
+        "store",
+        "stream",
+        "stream_options",
+        "temperature",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "user",
     }
-)  # fmt: skip
+)
 _CHAT = _SAMPLING | {
-    "chat_template_kwargs", "function_call", "functions", "include_reasoning", "messages", "modalities", "model",
-    "parallel_tool_calls", "prediction", "reasoning", "reasoning_effort", "response_format", "thinking", "tool_choice",
-    "tools", "usage", "verbosity",
-}  # fmt: skip
+    "chat_template_kwargs",
+    "function_call",
+    "functions",
+    "include_reasoning",
+    "messages",
+    "modalities",
+    "model",
+    "parallel_tool_calls",
+    "prediction",
+    "reasoning",
+    "reasoning_effort",
+    "response_format",
+    "thinking",
+    "tool_choice",
+    "tools",
+    "usage",
+    "verbosity",
+}
 _RESPONSES = _SAMPLING | {
-    "client_metadata", "context_management", "include", "input", "instructions", "max_output_tokens", "max_tool_calls",
-    "model", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools", "truncation",
-}  # fmt: skip
+    "client_metadata",
+    "context_management",
+    "include",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "max_tool_calls",
+    "model",
+    "parallel_tool_calls",
+    "reasoning",
+    "text",
+    "tool_choice",
+    "tools",
+    "truncation",
+}
 _MESSAGES = frozenset(
     {
-        "cache_control", "context_management", "max_tokens", "messages", "metadata", "model", "output_config",
-        "output_format", "service_tier", "stop_sequences", "stream", "system", "temperature", "thinking",
-        "tool_choice", "tools", "top_k", "top_p",
+        "cache_control",
+        "context_management",
+        "max_tokens",
+        "messages",
+        "metadata",
+        "model",
+        "output_config",
+        "output_format",
+        "service_tier",
+        "stop_sequences",
+        "stream",
+        "system",
+        "temperature",
+        "thinking",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_p",
     }
-)  # fmt: skip
+)
 _CONTENTS = frozenset(
     {
-        "contents", "generatecontentrequest", "generationconfig", "labels", "model", "safetysettings",
-        "systeminstruction", "toolconfig", "tools",
+        "contents",
+        "generatecontentrequest",
+        "generationconfig",
+        "labels",
+        "model",
+        "safetysettings",
+        "systeminstruction",
+        "toolconfig",
+        "tools",
     }
-)  # fmt: skip
+)
 """Of Google's, as `_plain` writes them."""
 
 _OPENAI_TOOLS = frozenset(
@@ -97,30 +165,67 @@ _GOOGLE_TOOLS = frozenset({"functiondeclarations", "computeruse"})
 _CHAT_PARTS = frozenset({"text", "refusal", "image_url", "input_audio", "file", "thinking"})
 _ITEMS = frozenset(
     {
-        "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
-        "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call",
-        "apply_patch_call_output", "computer_call", "computer_call_output", "tool_search_call", "tool_search_output",
-        "reasoning", "compaction", "compaction_summary",
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "local_shell_call",
+        "local_shell_call_output",
+        "shell_call",
+        "shell_call_output",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "computer_call",
+        "computer_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "reasoning",
+        "compaction",
+        "compaction_summary",
     }
-)  # fmt: skip
+)
 _ITEM_PARTS = frozenset(
     {
-        "", "input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text", "input_image",
-        "input_file", "input_audio", "computer_screenshot",
+        "",
+        "input_text",
+        "output_text",
+        "text",
+        "refusal",
+        "summary_text",
+        "reasoning_text",
+        "input_image",
+        "input_file",
+        "input_audio",
+        "computer_screenshot",
     }
-)  # fmt: skip
+)
 _BLOCKS = frozenset(
     {
-        "text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking", "search_result",
-        "tool_reference", "compaction",
+        "text",
+        "image",
+        "document",
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "redacted_thinking",
+        "search_result",
+        "tool_reference",
+        "compaction",
     }
-)  # fmt: skip
+)
 _GOOGLE_PARTS = frozenset(
     {
-        "text", "inlinedata", "functioncall", "functionresponse", "thought", "thoughtsignature", "videometadata",
+        "text",
+        "inlinedata",
+        "functioncall",
+        "functionresponse",
+        "thought",
+        "thoughtsignature",
+        "videometadata",
         "mediaresolution",
     }
-)  # fmt: skip
+)
 _SEARCHING_MODEL = re.compile(r"-search-(?:preview|api)|deep-research|:online\b|\bsonar\b")
 """In the names of models that search the web without being given a tool."""
 _REFERENCES = ("file_id", "file_url", "container_id")

@@ -180,8 +180,9 @@ def _without_own_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     if own:
         log.warning(
             "%s: without effect; calls that continue one another are always trained as one sequence, whose length "
-            "data.max_prompt_length and data.max_response_length bound", ", ".join(own),
-        )  # fmt: skip
+            "data.max_prompt_length and data.max_response_length bound",
+            ", ".join(own),
+        )
     return {key: value for key, value in settings.items() if key not in own}
 
 

@@ -61,10 +61,16 @@ __all__ = [
 _REWARD, _MESSAGE_BODY, _OBJECT_TYPE, _OBJECT_LITERAL, _OBJECT_JSON, _NAME, _INPUT, _OUTPUT = (
     getattr(LightningSpanAttributes, name).value
     for name in (
-        "REWARD", "MESSAGE_BODY", "OBJECT_TYPE", "OBJECT_LITERAL", "OBJECT_JSON", "OPERATION_NAME", "OPERATION_INPUT",
+        "REWARD",
+        "MESSAGE_BODY",
+        "OBJECT_TYPE",
+        "OBJECT_LITERAL",
+        "OBJECT_JSON",
+        "OPERATION_NAME",
+        "OPERATION_INPUT",
         "OPERATION_OUTPUT",
     )
-)  # fmt: skip
+)
 
 
 class RewardTypeError(RewardError, TypeError):

@@ -279,9 +279,11 @@ def _stream(payload: Mapping[str, Any]) -> bytes:
     [choice] = payload["choices"]
     calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls", ()))]
     delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
-    chunk = {**payload, "object": "chat.completion.chunk", "choices": [
-        {"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}
-    ]}  # fmt: skip
+    chunk = {
+        **payload,
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}],
+    }
     return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
 
 

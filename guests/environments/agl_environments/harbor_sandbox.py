@@ -97,11 +97,19 @@ class Sandbox:
             regular file.
         """
         job = {
-            "kind": "run", "command": command, "workdir": self._root.workdir, "seconds": max(1.0, seconds),
-            "environment": {**self._root.environment, **(environment or {})}, "read": list(read),
-            **self._limits, "file_mb": self._root.disk_mb, "cpu_seconds": 1 << 30, "address_bytes": -1,
-            "open_files": 4096, "output_bytes": _OUTPUT_BYTES,
-        }  # fmt: skip
+            "kind": "run",
+            "command": command,
+            "workdir": self._root.workdir,
+            "seconds": max(1.0, seconds),
+            "environment": {**self._root.environment, **(environment or {})},
+            "read": list(read),
+            **self._limits,
+            "file_mb": self._root.disk_mb,
+            "cpu_seconds": 1 << 30,
+            "address_bytes": -1,
+            "open_files": 4096,
+            "output_bytes": _OUTPUT_BYTES,
+        }
         return await self._in_turn(lambda: self._exchange(job, files or {}))
 
     async def copy(self) -> IO[bytes]:

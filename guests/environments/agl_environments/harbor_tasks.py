@@ -26,17 +26,38 @@ from agl_environments.harbor_sandbox import Root, Sandbox, Unfit, opened, said
 _BASES = ("ubuntu", "debian", "python", "bash", "buildpack-deps")
 """Images that hold what a machine has anyway."""
 _TAKEN = {
-    "agl", "bin", "dev", "etc", "lib", "lib32", "lib64", "logs", "nix", "proc", "sbin", "solution", "sys", "tests",
-    "tmp", "usr",
-}  # fmt: skip
+    "agl",
+    "bin",
+    "dev",
+    "etc",
+    "lib",
+    "lib32",
+    "lib64",
+    "logs",
+    "nix",
+    "proc",
+    "sbin",
+    "solution",
+    "sys",
+    "tests",
+    "tmp",
+    "usr",
+}
 """Folders below / that are the system's, or of the format."""
 _KNOWN = {
     "environment": {
-        "build_timeout_sec", "cpus", "memory_mb", "storage_mb", "allow_internet", "network_mode", "env", "workdir",
+        "build_timeout_sec",
+        "cpus",
+        "memory_mb",
+        "storage_mb",
+        "allow_internet",
+        "network_mode",
+        "env",
+        "workdir",
     },
     "agent": {"timeout_sec", "network_mode"},
     "verifier": {"timeout_sec", "network_mode", "env"},
-}  # fmt: skip
+}
 """Tables of task.toml -> what may be set in them."""
 _UNREAD = {"schema_version", "version", "task", "metadata", "source", "solution"}
 _REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")

@@ -97,8 +97,10 @@ class InspectTasks:
             return await task_generate(model, state, tool_calls, NOT_GIVEN, GenerateConfig(**config))
 
         setup, solver = self._task.setup, self._task.solver
-        solvers = [*(setup if isinstance(setup, list) else [setup] if setup else []),
-                   *(solver if isinstance(solver, list) else [solver])]  # fmt: skip
+        solvers = [
+            *(setup if isinstance(setup, list) else [setup] if setup else []),
+            *(solver if isinstance(solver, list) else [solver]),
+        ]
         with apply_limits([message_limit(self._limit)], catch_errors=True):
             state = await chain(*solvers)(state, generate)
         scorer = self._task.scorer

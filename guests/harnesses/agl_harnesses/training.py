@@ -157,17 +157,29 @@ def harness(
         mounted, paths = [*mounted, *needed], [*paths, *directories]
     return HarnessAgent(
         _Place(
-            one, task, files, RewardCaller(grade), [program, *words], home or {}, env or {}, model, timeout, sandbox,
+            one,
+            task,
+            files,
+            RewardCaller(grade),
+            [program, *words],
+            home or {},
+            env or {},
+            model,
+            timeout,
+            sandbox,
             frozenset(allow),
             Walls(
                 folders=MODULES | {path: path for path in mounted},
                 environment={"PATH": PATH, "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
-                memory_mb=memory_mb, scratch_mb=disk_mb, processes=processes,
+                memory_mb=memory_mb,
+                scratch_mb=disk_mb,
+                processes=processes,
             ),
-            output_mb, ":".join(dict.fromkeys([*paths, PATH, str(Path(sys.executable).parent)])),
+            output_mb,
+            ":".join(dict.fromkeys([*paths, PATH, str(Path(sys.executable).parent)])),
         ),
         error_reward,
-    )  # fmt: skip
+    )
 
 
 def _installed(program: Path) -> tuple[str, list[str], list[str]]:
@@ -324,8 +336,12 @@ class _Place:
             "output_mb": self.output_mb,
             "processes": self.walls.processes,
             # Time is counted out here, and addresses are not memory.
-            "seconds": 1e9, "cpu_seconds": 1 << 30, "address_bytes": -1, "open_files": 4096, "poll_ms": 100,
-        }  # fmt: skip
+            "seconds": 1e9,
+            "cpu_seconds": 1 << 30,
+            "address_bytes": -1,
+            "open_files": 4096,
+            "poll_ms": 100,
+        }
 
     def _addresses(self, providers: Providers) -> tuple[Callable[[str], Providers], Callable[[str], bool]]:
         """(an agent's name) -> where its calls go, and whether a policy answers there."""

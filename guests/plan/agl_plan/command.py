@@ -50,8 +50,11 @@ def plan(
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         sizes = ("" if (size := row[name]) is None else f"{size / 2**30:.1f}" for name in ("learning", "sampling"))
-        times = [f"{row['seconds']:.3g}", f"{row['idle']:.0%}", f"{row['hours']:.3g}", f"{row['usd']:.0f}"] if (
-            "seconds" in row) else [""] * 4  # fmt: skip
+        times = (
+            [f"{row['seconds']:.3g}", f"{row['idle']:.0%}", f"{row['hours']:.3g}", f"{row['usd']:.0f}"]
+            if ("seconds" in row)
+            else [""] * 4
+        )
         table.add_row(row["layout"], str(row["staleness"]), str(row["devices"]), *sizes, *times, row["note"])
     out = console()
     out.width = out.width if out.is_terminal else PIPED_WIDTH

@@ -19,8 +19,17 @@ from agl_plan.workload import Workload, recorded, tool_times
 Row = dict[str, Any]
 # What else is there of a machine and of work is more than nothing.
 MAY_BE_0 = {
-    "spread", "result", "price", "iteration", "switch", "reserved", "tensor_parallel", "lora", "share_prefixes", "seed"
-}  # fmt: skip
+    "spread",
+    "result",
+    "price",
+    "iteration",
+    "switch",
+    "reserved",
+    "tensor_parallel",
+    "lora",
+    "share_prefixes",
+    "seed",
+}
 SIMULATED = 12
 """Steps that are simulated of a run."""
 SHARES = {"learn", "prefill", "decode", "gpu_memory"}
@@ -191,9 +200,13 @@ def measured(place: str, staleness: Sequence[int], progress: Progress, steps: in
 
 
 def simulated(
-    laid_out: Sequence[tuple[Layout | None, Row]], workload: Workload, steps: int, seed: int, price: float,
+    laid_out: Sequence[tuple[Layout | None, Row]],
+    workload: Workload,
+    steps: int,
+    seed: int,
+    price: float,
     progress: Progress,
-) -> list[Row]:  # fmt: skip
+) -> list[Row]:
     """The rows of layouts, with their times if they fit."""
     rows, done = [], 0
     progress.start(min(steps, SIMULATED) * sum(layout is not None for layout, _ in laid_out), unit="simulated step")
@@ -213,9 +226,13 @@ def simulated(
 
 
 def timed(
-    layout: Layout, workload: Workload, steps: int, seed: int = 0, price: float = 0.0,
+    layout: Layout,
+    workload: Workload,
+    steps: int,
+    seed: int = 0,
+    price: float = 0.0,
     stepped: Callable[[], object] = lambda: None,
-) -> Row:  # fmt: skip
+) -> Row:
     """Of a row: "seconds" of a step, "idle" share of the devices' time, and "hours" and "usd" of the run."""
     came = run(layout, workload, min(steps, SIMULATED), seed, stepped)
     # Of a longer run, further steps are like those between the first and the last.
@@ -252,17 +269,33 @@ def lay_out(model: Model, workload: Workload, site: Site, name: str, staleness: 
         return None, row | {"note": f"does not fit: there is room for {fitting:,} tokens, max_context is {longest:,}"}
     flops, bandwidth = site.flops * site.prefill * tp, site.bandwidth * site.decode * tp
     pace = Pace(
-        site.iteration, weights / bandwidth, BFLOAT16 * active / bandwidth, 2 * active / flops,
-        BFLOAT16 * kept / bandwidth, 2 * active / flops, pairs / flops,
-    )  # fmt: skip
+        site.iteration,
+        weights / bandwidth,
+        BFLOAT16 * active / bandwidth,
+        2 * active / flops,
+        BFLOAT16 * kept / bandwidth,
+        2 * active / flops,
+        pairs / flops,
+    )
     # Forward, backward, and forward again for what is not kept; verl also computes log-probs before the update.
     passes = (5 if verl else 4) / (site.flops * site.learn * learners)
     sharing = "separate" if separate else "turns" if verl or (share and not staleness) else "shared"
     publish = (weights / site.transfer if share and not site.lora else 0.0) + site.switch * (sharing == "turns")
     layout = Layout(
-        staleness, pace, max(1, samplers // tp), fitting, 0.0, 2 * active * passes, pairs * passes, publish, sharing,
-        samplers, learners, verl, shares=not verl or bool(site.share_prefixes),
-    )  # fmt: skip
+        staleness,
+        pace,
+        max(1, samplers // tp),
+        fitting,
+        0.0,
+        2 * active * passes,
+        pairs * passes,
+        publish,
+        sharing,
+        samplers,
+        learners,
+        verl,
+        shares=not verl or bool(site.share_prefixes),
+    )
     return layout, row | {"note": f"tensor_parallel={tp}" if verl else "activation_checkpointing=True"}
 
 

@@ -173,21 +173,38 @@ def operations(service: Service, facts: Mapping[str, Any], store_schema: Mapping
         Operation("GET", "/health", "Whether the server is up; to an operator, its state, too.", health, public=True),
         Operation("GET", "/openapi.json", "This document.", schema, public=True),
         Operation("GET", "/data", "How many tasks there are.", data, result=DataFacts),
-        Operation("PUT", "/data/{split}", "Upload the tasks of `train` or `test`, one JSON value per line.", upload,
-                  body="application/x-ndjson"),
+        Operation(
+            "PUT",
+            "/data/{split}",
+            "Upload the tasks of `train` or `test`, one JSON value per line.",
+            upload,
+            body="application/x-ndjson",
+        ),
         Operation("DELETE", "/data/{split}", "Delete the tasks of `train` or `test`.", drop, result=DataFacts),
-        Operation("POST", "/train", "Start a run on the tasks, join the current run, or resume the last.", train,
-                  body=TrainBody, result=RunFacts),
+        Operation(
+            "POST",
+            "/train",
+            "Start a run on the tasks, join the current run, or resume the last.",
+            train,
+            body=TrainBody,
+            result=RunFacts,
+        ),
         Operation("GET", "/runs", "All runs, oldest first.", runs),
         Operation("GET", one, "A run with its history; `latest` is the last one.", run, result=RunFacts),
         Operation("GET", f"{one}/result", "The same for a run that has ended; 409 before.", result, result=RunFacts),
         Operation("POST", f"{one}/stop", "End a run at its last completed step.", stop, result=RunFacts),
-        Operation("GET", f"{one}/events", "Its progress: events `step`, `state` and, last, `end`.", events,
-                  result="text/event-stream"),
+        Operation(
+            "GET",
+            f"{one}/events",
+            "Its progress: events `step`, `state` and, last, `end`.",
+            events,
+            result="text/event-stream",
+        ),
         Operation("GET", f"{one}/policies/{{policy}}", "The files of a trained policy.", policy),
-        Operation("GET", f"{one}/policies/{{policy}}/{{name}}", "One of them.", policy_file,
-                  result="application/octet-stream"),
-    ]  # fmt: skip
+        Operation(
+            "GET", f"{one}/policies/{{policy}}/{{name}}", "One of them.", policy_file, result="application/octet-stream"
+        ),
+    ]
     return listed
 
 

@@ -292,9 +292,12 @@ class _Bridge:
             assert tokens is not None
             grammars = Grammars(tokens.tokenizer, tokens.vocabulary or len(tokens.tokenizer))
             policy.engine = VerlEngine(
-                client, plan.max_context, vocabulary=tokens.vocabulary, seeds=seeds,
+                client,
+                plan.max_context,
+                vocabulary=tokens.vocabulary,
+                seeds=seeds,
                 grammars=schemas.refusal(policy.plan) or grammars,
-            )  # fmt: skip
+            )
 
         def register(gateway: Gateway) -> None:
             for name, policy in self._policies.items():
@@ -392,10 +395,15 @@ class _Bridge:
         policy = self._policies[name]
         assert policy.engine is not None, "verl asks for rollouts after its servers are up"
         return train_rows(
-            prompt, results, self.run.config.credit, policy=name, estimator=policy.plan.adv_estimator,
-            normalize_std=policy.plan.normalize_std, own=policy.plan.adv_estimator in PER_CALL,
+            prompt,
+            results,
+            self.run.config.credit,
+            policy=name,
+            estimator=policy.plan.adv_estimator,
+            normalize_std=policy.plan.normalize_std,
+            own=policy.plan.adv_estimator in PER_CALL,
             newest=policy.engine.newest,
-        )  # fmt: skip
+        )
 
     async def _set_status(self, prompt: Prompt, status: str) -> None:
         tag = {"status": status}

@@ -62,15 +62,17 @@ class VerlEngine:
         check_sampling(sampling)
         if sampling.top_logprobs:
             raise EngineError(
-                "verl's servers report no alternatives to the tokens that they sample", hint="leave top_logprobs out",
+                "verl's servers report no alternatives to the tokens that they sample",
+                hint="leave top_logprobs out",
                 policy=policy,
-            )  # fmt: skip
+            )
         prompt = check_prompt(request.prompt_ids, self._max_context)
         if self._vocabulary is not None and int(prompt.max()) >= self._vocabulary:
             raise EngineError(
                 f"the prompt has token {int(prompt.max())}, and the model knows {self._vocabulary}",
-                hint="render with the tokenizer of the model that is served", policy=policy,
-            )  # fmt: skip
+                hint="render with the tokenizer of the model that is served",
+                policy=policy,
+            )
         limit = min(sampling.max_tokens, self._max_context - prompt.size)
         params: dict[str, Any] = {
             "max_tokens": limit,

@@ -51,13 +51,22 @@ def trained_calls(trained: TrainedPolicy, policy: str) -> list[TrainedCall]:
         tokens.update(row.chain.tokens)
     return [
         TrainedCall(
-            call_id=c.call_id, rollout_id=c.rollout_id, step=step, policy_version=step,
-            sequence=position.get(c.call_id), reward=c.reward, return_=c.return_, advantage=c.advantage,
-            tokens=tokens[c.call_id], dropped=c.dropped,
+            call_id=c.call_id,
+            rollout_id=c.rollout_id,
+            step=step,
+            policy_version=step,
+            sequence=position.get(c.call_id),
+            reward=c.reward,
+            return_=c.return_,
+            advantage=c.advantage,
+            tokens=tokens[c.call_id],
+            dropped=c.dropped,
         )
-        for group in trained.groups if group.rows.scored is not None
-        for c in group.rows.scored.calls if c.policy == policy
-    ]  # fmt: skip
+        for group in trained.groups
+        if group.rows.scored is not None
+        for c in group.rows.scored.calls
+        if c.policy == policy
+    ]
 
 
 def facts(step: int, policies: Mapping[str, TrainedPolicy]) -> dict[str, Any]:

@@ -267,9 +267,15 @@ def _last_call(trajectory: Trajectory, reward: float) -> Chain | None:
     rewards = np.zeros(size, dtype=np.float32)
     rewards[-1] = reward
     return Chain(
-        trajectory.rollout_id, {call.id: size}, call.prompt_ids.astype(np.int64), response.astype(np.int64),
-        np.ones(size, dtype=bool), np.zeros(size, dtype=np.float32), rewards, np.zeros(size, dtype=np.float32),
-    )  # fmt: skip
+        trajectory.rollout_id,
+        {call.id: size},
+        call.prompt_ids.astype(np.int64),
+        response.astype(np.int64),
+        np.ones(size, dtype=bool),
+        np.zeros(size, dtype=np.float32),
+        rewards,
+        np.zeros(size, dtype=np.float32),
+    )
 
 
 def _row(prompt: Prompt, key: str, uid: str, chain: Chain, versions: tuple[int, int], turns: int) -> Row:

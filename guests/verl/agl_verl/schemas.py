@@ -21,13 +21,13 @@ _BACKEND = f"{ROLLOUT}.engine_kwargs.vllm.structured_outputs_config"
 def refusal(plan: Plan) -> str:
     """Why a run cannot hold answers to a schema, and what to do; "" if it can."""
     settings = plan.settings
+    begins_again = "verl samples the rest of an answer as a new request, and its grammar would begin again"
     reasons = {
-        f"mode={plan.mode!r}: verl samples the rest of an answer as a new request, and its grammar would begin again":
-            plan.mode != "sync",
+        f"mode={plan.mode!r}: {begins_again}": plan.mode != "sync",
         obstacle(plan): obstacle(plan),
         f"{_BACKEND}: only vLLM's guidance hides what the actor hides": any(k.startswith(_BACKEND) for k in settings),
         f"this installation: {install_line('structured')}": find_spec("llguidance") is None,
-    }  # fmt: skip
+    }
     why = next((reason for reason, holds in reasons.items() if holds), None)
     if why is None:
         return ""

@@ -26,11 +26,12 @@ def obstacle(plan: Plan) -> str:
     split = next((k for k, v in settings.items() if k.endswith("ulysses_sequence_parallel_size") and v and v > 1), "")
     reasons = {
         f"{ACTOR}.strategy={strategy!r}: agl's code for the actor is for FSDP only": strategy not in ("fsdp", "fsdp2"),
-        f"{MODEL}.use_fused_kernels: they compute log-probs over the whole vocabulary":
-            settings.get(f"{MODEL}.use_fused_kernels"),
+        f"{MODEL}.use_fused_kernels: they compute log-probs over the whole vocabulary": settings.get(
+            f"{MODEL}.use_fused_kernels"
+        ),
         f"{split}={settings.get(split)}: a row's logits are spread over several GPUs": split,
         f"{LIBRARY}: agl's own is needed there": settings.get(LIBRARY),
-    }  # fmt: skip
+    }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 

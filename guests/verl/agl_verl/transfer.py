@@ -17,9 +17,11 @@ def put(partition: str, rows: Seq[Row]) -> None:
     """Write rows to TransferQueue, ragged columns as nested tensors."""
     columns = {name: _column([row.fields[name] for row in rows]) for name in rows[0].fields}
     tq.kv_batch_put(
-        keys=[row.key for row in rows], partition_id=partition, fields=TensorDict(columns, batch_size=[len(rows)]),
+        keys=[row.key for row in rows],
+        partition_id=partition,
+        fields=TensorDict(columns, batch_size=[len(rows)]),
         tags=[row.tag for row in rows],
-    )  # fmt: skip
+    )
 
 
 def _column(values: Seq[Any]) -> Any:

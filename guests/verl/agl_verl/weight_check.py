@@ -47,9 +47,14 @@ class WeightCheck:
         response = ids[1:]
         ones = torch.ones_like(response)
         row = {
-            "prompts": ids[:1], "responses": response, "input_ids": ids, "position_ids": torch.arange(ids.numel()),
-            "response_mask": ones, "loss_mask": ones, "multi_modal_inputs": {},
-        }  # fmt: skip
+            "prompts": ids[:1],
+            "responses": response,
+            "input_ids": ids,
+            "position_ids": torch.arange(ids.numel()),
+            "response_mask": ones,
+            "loss_mask": ones,
+            "multi_modal_inputs": {},
+        }
         # Random, as the trainers of several policies share the queue.
         keys = [f"check{uuid.uuid4().hex}_{k}_0" for k in range(ranks)]
         tags = [{"seq_len": ids.numel(), "global_steps": 0, "status": "success"} for _ in keys]
@@ -58,9 +63,12 @@ class WeightCheck:
         )
         try:
             options = {
-                "calculate_entropy": False, "compute_loss": False, "temperature": 1.0,
-                "use_dynamic_bsz": False, "micro_batch_size_per_gpu": 1,
-            }  # fmt: skip
+                "calculate_entropy": False,
+                "compute_loss": False,
+                "temperature": 1.0,
+                "use_dynamic_bsz": False,
+                "micro_batch_size_per_gpu": 1,
+            }
             batch = KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=tags, extra_info=options)
             group.compute_log_prob(batch)
             data = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=["log_probs", "response_mask"])

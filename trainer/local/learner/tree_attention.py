@@ -210,9 +210,16 @@ class _TreeAttention(torch.autograd.Function):
         for first, last, first_key, last_key in ctx.blocks:
             queries, keys = slice(first, last), slice(first_key, last_key)
             parts = _backward(
-                grad[:, :, queries], query[:, :, queries], key[:, :, keys], value[:, :, keys], out[:, :, queries],
-                lse[:, :, queries], 0.0, first == first_key, scale=ctx.scale,
-            )  # fmt: skip
+                grad[:, :, queries],
+                query[:, :, queries],
+                key[:, :, keys],
+                value[:, :, keys],
+                out[:, :, queries],
+                lse[:, :, queries],
+                0.0,
+                first == first_key,
+                scale=ctx.scale,
+            )
             for total, part, where in zip(grads, parts, (queries, keys, keys), strict=True):
                 total[:, :, where] += part
         d_query, d_key, d_value = (g.to(x.dtype) for g, x in zip(grads, (query, key, value), strict=True))

@@ -80,25 +80,57 @@ def _rollouts() -> dict[str, Any]:
 
     text, whole, real, yes = pa.string(), pa.int64(), pa.float64(), pa.bool_()
     attempt = {
-        "attempt": whole, "status": text, "worker_id": text, "error": text, "started_at": real,
-        "last_heartbeat_at": real, "ended_at": real,
-    }  # fmt: skip
+        "attempt": whole,
+        "status": text,
+        "worker_id": text,
+        "error": text,
+        "started_at": real,
+        "last_heartbeat_at": real,
+        "ended_at": real,
+    }
     reward = {
-        "attempt": whole, "call_id": text, "name": text, "value": real, "source": text, "span_id": text, "primary": yes,
+        "attempt": whole,
+        "call_id": text,
+        "name": text,
+        "value": real,
+        "source": text,
+        "span_id": text,
+        "primary": yes,
         "agent": text,
-    }  # fmt: skip
+    }
     trained = {
-        "call_id": text, "step": whole, "policy_version": whole, "sequence": whole, "reward": real, "return": real,
-        "advantage": real, "tokens": whole, "dropped": text,
-    }  # fmt: skip
+        "call_id": text,
+        "step": whole,
+        "policy_version": whole,
+        "sequence": whole,
+        "reward": real,
+        "return": real,
+        "advantage": real,
+        "tokens": whole,
+        "dropped": text,
+    }
     return {
-        "rollout_id": text, "run_id": text, "step": whole, "mode": text, "status": text, "group": text,
-        "index": whole, "seed": whole, "resources_id": text, "priority": whole, "agent": text, "reward": real,
-        "task": JSON, "config": JSON, "metadata": JSON, "created_at": real, "ended_at": real,
+        "rollout_id": text,
+        "run_id": text,
+        "step": whole,
+        "mode": text,
+        "status": text,
+        "group": text,
+        "index": whole,
+        "seed": whole,
+        "resources_id": text,
+        "priority": whole,
+        "agent": text,
+        "reward": real,
+        "task": JSON,
+        "config": JSON,
+        "metadata": JSON,
+        "created_at": real,
+        "ended_at": real,
         "rewards": pa.list_(pa.struct(list(reward.items()))),
         "attempts": pa.list_(pa.struct(list(attempt.items()))),
         "trained": pa.list_(pa.struct(list(trained.items()))),
-    }  # fmt: skip
+    }
 
 
 def _spans() -> dict[str, Any]:
@@ -106,9 +138,19 @@ def _spans() -> dict[str, Any]:
 
     text, real = pa.string(), pa.float64()
     return {
-        "rollout_id": text, "attempt": pa.int64(), "trace_id": text, "span_id": text, "parent_id": text, "name": text,
-        "start": real, "end": real, "status": text, "status_message": text, "attributes": JSON, "events": JSON,
-    }  # fmt: skip
+        "rollout_id": text,
+        "attempt": pa.int64(),
+        "trace_id": text,
+        "span_id": text,
+        "parent_id": text,
+        "name": text,
+        "start": real,
+        "end": real,
+        "status": text,
+        "status_message": text,
+        "attributes": JSON,
+        "events": JSON,
+    }
 
 
 def _calls(tokens: bool) -> dict[str, Any]:
@@ -118,11 +160,28 @@ def _calls(tokens: bool) -> dict[str, Any]:
     ids = pa.list_(pa.int32())
     arrays = {"prompt_ids": ids, "response_ids": ids, "logprobs": pa.list_(pa.float32())} if tokens else {}
     return {
-        "rollout_id": text, "attempt": whole, "index": whole, "id": text, "agent": text, "policy": text,
-        "policy_version": whole, "temperature": real, "finish_reason": text, "parent_id": text, "fork_cause": text,
-        "tool_call_ids": pa.list_(text), "span_id": text, "request": JSON, "response": JSON, "error": text,
-        "started_at": real, "ended_at": real, "prompt_tokens": whole, "response_tokens": whole, **arrays,
-    }  # fmt: skip
+        "rollout_id": text,
+        "attempt": whole,
+        "index": whole,
+        "id": text,
+        "agent": text,
+        "policy": text,
+        "policy_version": whole,
+        "temperature": real,
+        "finish_reason": text,
+        "parent_id": text,
+        "fork_cause": text,
+        "tool_call_ids": pa.list_(text),
+        "span_id": text,
+        "request": JSON,
+        "response": JSON,
+        "error": text,
+        "started_at": real,
+        "ended_at": real,
+        "prompt_tokens": whole,
+        "response_tokens": whole,
+        **arrays,
+    }
 
 
 def _utf8(value: Any) -> Any:

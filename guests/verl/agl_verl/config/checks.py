@@ -39,12 +39,19 @@ NOT_ESTIMATORS: Mapping[str, str] = {
 }
 
 LOSSES: Mapping[str, tuple[str, ...]] = {
-    "vanilla": (), "gspo": (), "gpg": (), "geo_mean": (), "cispo": (), "dppo_tv": (), "dppo_kl": (), "bypass_mode": (),
+    "vanilla": (),
+    "gspo": (),
+    "gpg": (),
+    "geo_mean": (),
+    "cispo": (),
+    "dppo_tv": (),
+    "dppo_kl": (),
+    "bypass_mode": (),
     "sapo": (f"{ACTOR}.tau_pos", f"{ACTOR}.tau_neg"),
     "clip_cov": (f"{ACTOR}.policy_loss.clip_cov_*",),
     "kl_cov": (f"{ACTOR}.policy_loss.kl_cov_ratio", f"{ACTOR}.policy_loss.ppo_kl_coef"),
     "dro": (f"{ACTOR}.policy_loss.dro_beta",),
-}  # fmt: skip
+}
 """verl's policy losses and the keys that each alone reads."""
 
 CLIPPED = ("vanilla", "gspo", "geo_mean", "cispo", "dppo_tv", "dppo_kl", "clip_cov", "bypass_mode")
@@ -77,9 +84,15 @@ SHARED: Mapping[str, Supported] = {
 """Settings that both the cluster and this machine restrict: dotted key -> supported values."""
 
 SHARED_UNUSED = (
-    "agentlightning.*", "data.train_files", "data.val_files", "data.val_batch_size", "data.*_key", "data.return_*",
-    "reward_model.*", "trainer.default_local_dir",
-)  # fmt: skip
+    "agentlightning.*",
+    "data.train_files",
+    "data.val_files",
+    "data.val_batch_size",
+    "data.*_key",
+    "data.return_*",
+    "reward_model.*",
+    "trainer.default_local_dir",
+)
 """Keys that have no effect on either."""
 
 SUPPORTED: Mapping[str, Supported] = {
@@ -136,18 +149,31 @@ SUPPORTED: Mapping[str, Supported] = {
     f"{ROLLOUT}.engine_kwargs.*": ((), "the cluster samples with vLLM: use engine_kwargs.vllm"),
     "trainer.use_v1": ((True,), "the bridge supports verl's V1 trainer only"),
     "trainer.esi_redundant_time": ((0,), "verl's V1 trainer ignores it: set trainer.save_freq"),
-}  # fmt: skip
+}
 """Dotted key, or a pattern of keys -> supported values; verl's default is always one of them."""
 
 
 UNUSED: tuple[str, ...] = (
-    *SHARED_UNUSED, "data.*_kwargs.*", "data.image_patch_size", "data.use_shm", "data.filter_overlong_prompts_workers",
-    "data.dataloader_num_workers", "data.validation_shuffle", "data.trust_remote_code", "data.*tool*_path",
-    "reward.num_workers", f"{ROLLOUT}.agent.num_workers", f"{ROLLOUT}.multi_turn.format",
-    f"{ROLLOUT}.engine_kwargs.vllm.enable_auto_tool_choice", f"{ROLLOUT}.engine_kwargs.vllm.tool_call_parser",
-    f"{ROLLOUT}.skip_tokenizer_init", f"{ROLLOUT}.prometheus.served_model_name",
-    "trainer.resume_mode", "trainer.resume_from_path", "transfer_queue.enable",
-)  # fmt: skip
+    *SHARED_UNUSED,
+    "data.*_kwargs.*",
+    "data.image_patch_size",
+    "data.use_shm",
+    "data.filter_overlong_prompts_workers",
+    "data.dataloader_num_workers",
+    "data.validation_shuffle",
+    "data.trust_remote_code",
+    "data.*tool*_path",
+    "reward.num_workers",
+    f"{ROLLOUT}.agent.num_workers",
+    f"{ROLLOUT}.multi_turn.format",
+    f"{ROLLOUT}.engine_kwargs.vllm.enable_auto_tool_choice",
+    f"{ROLLOUT}.engine_kwargs.vllm.tool_call_parser",
+    f"{ROLLOUT}.skip_tokenizer_init",
+    f"{ROLLOUT}.prometheus.served_model_name",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "transfer_queue.enable",
+)
 """Keys without a counterpart here, or that a run sets itself; a note names those that the config has."""
 
 
@@ -181,45 +207,99 @@ CONDITIONS: tuple[Condition, ...] = (
     _behind(f"{_CORRECTION}.rollout_rs", f"{_CORRECTION}.rollout_rs_threshold"),
     _behind(f"{_CORRECTION}.bypass_mode", f"{_CORRECTION}.loss_type"),
     _behind(f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
-    Condition(("algorithm.norm_adv_by_std_in_grpo",), lambda p, get: p.adv_estimator in ("grpo", "grpo_passk"),
-              "algorithm.adv_estimator='grpo' divides by the standard deviation, the one chosen does not"),
-    Condition(("algorithm.gamma",), lambda p, get: p.adv_estimator in ("gae", "reinforce_plus_plus"),
-              "the chosen adv_estimator has no discount; discount calls by credit=agl.credit.Discounted(...)"),
-    Condition(("algorithm.lam",), lambda p, get: p.adv_estimator == "gae",
-              "algorithm.adv_estimator='gae' alone reads it"),
-    Condition(("algorithm.filter_groups.max_inflight_gen_batches",), lambda p, get: p.mode == "sync",
-              "the asynchronous modes refill at once; leave it out"),
-    Condition(("algorithm.pf_ppo.*",), lambda p, get: False, "algorithm.use_pf_ppo is not there; leave it out",
-              "algorithm.use_pf_ppo"),
-    Condition(("critic.*", "trainer.critic_warmup"), lambda p, get: p.adv_estimator == "gae",
-              "algorithm.adv_estimator='gae' alone has a critic", "critic.enable"),
-    Condition((f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"), lambda p, get: p.policy_loss in CLIPPED,
-              "the chosen loss does not clip the ratio; leave it out"),
-    Condition((f"{ACTOR}.clip_ratio_c",), lambda p, get: p.policy_loss in DUAL_CLIPPED,
-              "the chosen loss has no dual clip; leave it out"),
-    Condition((f"{ACTOR}.loss_agg_mode",), lambda p, get: p.policy_loss not in OWN_MEAN,
-              "the chosen loss computes its own mean; leave it out"),
-    Condition((f"{ACTOR}.loss_scale_factor",), lambda p, get: p.loss_agg == "seq-mean-token-sum-norm",
-              f"{ACTOR}.loss_agg_mode='seq-mean-token-sum-norm' alone divides by it"),
-    Condition((f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules"),
-              lambda p, get: p.lora_rank > 0 or get(f"{MODEL}.lora.rank"),
-              f"set {MODEL}.lora_rank", f"{MODEL}.lora_rank"),
-    Condition((f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node", "actor_rollout_ref.hybrid_engine"),
-              lambda p, get: p.mode == "separate_async",
-              "trainer.v1.trainer_mode='separate_async' alone has GPUs that do nothing but sample"),
-    Condition((f"{ROLLOUT}.checkpoint_engine.backend",), lambda p, get: p.mode == "separate_async",
-              "where training and sampling share GPUs, verl takes 'naive'; leave it out"),
-    Condition(("trainer.v1.sampler.max_off_policy_*",), lambda p, get: p.mode != "sync",
-              "trainer.v1.trainer_mode='sync' samples every step from the newest weights; leave it out"),
-    Condition(("trainer.v1.sampler.sync_refill_failed_groups",), lambda p, get: p.mode == "sync",
-              "the asynchronous modes always refill; leave it out"),
-    Condition(("trainer.v1.sampler.sampler_kwargs.*",), lambda p, get: get("trainer.v1.sampler.custom_sampler.path"),
-              "set trainer.v1.sampler.custom_sampler"),
-    *(Condition((f"trainer.v1.{mode}.*",), lambda p, get, m=mode: p.mode == m, f"set trainer.v1.trainer_mode='{mode}'")
-      for mode in ("colocate_async", "separate_async")),
-    *(Condition(keys, lambda p, get, loss=loss: p.policy_loss == loss, f"set {ACTOR}.policy_loss.loss_mode='{loss}'")
-      for loss, keys in LOSSES.items() if keys),
-)  # fmt: skip
+    Condition(
+        ("algorithm.norm_adv_by_std_in_grpo",),
+        lambda p, get: p.adv_estimator in ("grpo", "grpo_passk"),
+        "algorithm.adv_estimator='grpo' divides by the standard deviation, the one chosen does not",
+    ),
+    Condition(
+        ("algorithm.gamma",),
+        lambda p, get: p.adv_estimator in ("gae", "reinforce_plus_plus"),
+        "the chosen adv_estimator has no discount; discount calls by credit=agl.credit.Discounted(...)",
+    ),
+    Condition(
+        ("algorithm.lam",), lambda p, get: p.adv_estimator == "gae", "algorithm.adv_estimator='gae' alone reads it"
+    ),
+    Condition(
+        ("algorithm.filter_groups.max_inflight_gen_batches",),
+        lambda p, get: p.mode == "sync",
+        "the asynchronous modes refill at once; leave it out",
+    ),
+    Condition(
+        ("algorithm.pf_ppo.*",),
+        lambda p, get: False,
+        "algorithm.use_pf_ppo is not there; leave it out",
+        "algorithm.use_pf_ppo",
+    ),
+    Condition(
+        ("critic.*", "trainer.critic_warmup"),
+        lambda p, get: p.adv_estimator == "gae",
+        "algorithm.adv_estimator='gae' alone has a critic",
+        "critic.enable",
+    ),
+    Condition(
+        (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high"),
+        lambda p, get: p.policy_loss in CLIPPED,
+        "the chosen loss does not clip the ratio; leave it out",
+    ),
+    Condition(
+        (f"{ACTOR}.clip_ratio_c",),
+        lambda p, get: p.policy_loss in DUAL_CLIPPED,
+        "the chosen loss has no dual clip; leave it out",
+    ),
+    Condition(
+        (f"{ACTOR}.loss_agg_mode",),
+        lambda p, get: p.policy_loss not in OWN_MEAN,
+        "the chosen loss computes its own mean; leave it out",
+    ),
+    Condition(
+        (f"{ACTOR}.loss_scale_factor",),
+        lambda p, get: p.loss_agg == "seq-mean-token-sum-norm",
+        f"{ACTOR}.loss_agg_mode='seq-mean-token-sum-norm' alone divides by it",
+    ),
+    Condition(
+        (f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.exclude_modules"),
+        lambda p, get: p.lora_rank > 0 or get(f"{MODEL}.lora.rank"),
+        f"set {MODEL}.lora_rank",
+        f"{MODEL}.lora_rank",
+    ),
+    Condition(
+        (f"{ROLLOUT}.nnodes", f"{ROLLOUT}.n_gpus_per_node", "actor_rollout_ref.hybrid_engine"),
+        lambda p, get: p.mode == "separate_async",
+        "trainer.v1.trainer_mode='separate_async' alone has GPUs that do nothing but sample",
+    ),
+    Condition(
+        (f"{ROLLOUT}.checkpoint_engine.backend",),
+        lambda p, get: p.mode == "separate_async",
+        "where training and sampling share GPUs, verl takes 'naive'; leave it out",
+    ),
+    Condition(
+        ("trainer.v1.sampler.max_off_policy_*",),
+        lambda p, get: p.mode != "sync",
+        "trainer.v1.trainer_mode='sync' samples every step from the newest weights; leave it out",
+    ),
+    Condition(
+        ("trainer.v1.sampler.sync_refill_failed_groups",),
+        lambda p, get: p.mode == "sync",
+        "the asynchronous modes always refill; leave it out",
+    ),
+    Condition(
+        ("trainer.v1.sampler.sampler_kwargs.*",),
+        lambda p, get: get("trainer.v1.sampler.custom_sampler.path"),
+        "set trainer.v1.sampler.custom_sampler",
+    ),
+    *(
+        Condition(
+            (f"trainer.v1.{mode}.*",), lambda p, get, m=mode: p.mode == m, f"set trainer.v1.trainer_mode='{mode}'"
+        )
+        for mode in ("colocate_async", "separate_async")
+    ),
+    *(
+        Condition(keys, lambda p, get, loss=loss: p.policy_loss == loss, f"set {ACTOR}.policy_loss.loss_mode='{loss}'")
+        for loss, keys in LOSSES.items()
+        if keys
+    ),
+)
 
 
 def check(plan: Plan, default: Get) -> None:

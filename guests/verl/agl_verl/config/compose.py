@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ENGINES: Mapping[str, str] = {
-    "fsdp": "dp", "fsdp2": "dp", "fsdp_turbo": "dp", "megatron": "megatron", "veomni": "veomni",
+    "fsdp": "dp",
+    "fsdp2": "dp",
+    "fsdp_turbo": "dp",
+    "megatron": "megatron",
+    "veomni": "veomni",
     "torchtitan": "torchtitan",
-}  # fmt: skip
+}
 """`actor.strategy` -> verl's `model_engine`, which names the files that its defaults are in."""
 
 OWN = "agl."

@@ -70,48 +70,88 @@ DEFAULTS: tuple[Default, ...] = (
     Default(f"{ROLLOUT}.name", lambda p, get: "vllm", _ONE_ROLLOUT_ENGINE),
     Default(f"{ROLLOUT}.max_model_len", lambda p, get: p.max_context, "verl's is the model's own, often 128k: much KV"),
     Default(f"{ROLLOUT}.tensor_model_parallel_size", lambda p, get: 1, "verl's default, 2, does not fit one GPU"),
-    Default(f"{ACTOR}.ppo_mini_batch_size", lambda p, get: p.mini_batch_size,
-            "verl's default, 256, may exceed the batch"),
-    Default(f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-            lambda p, get: get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"), _AS_ACTOR),
-    Default(f"{ACTOR}.use_dynamic_bsz",
-            lambda p, get: True if get(f"{ACTOR}.ppo_micro_batch_size_per_gpu") is None else None, _DYNAMIC),
-    Default(f"{ACTOR}.ppo_max_token_len_per_gpu",
-            lambda p, get: max(TOKENS_PER_GPU, p.max_context) if get(f"{ACTOR}.use_dynamic_bsz") else None, _LONGEST),
+    Default(
+        f"{ACTOR}.ppo_mini_batch_size", lambda p, get: p.mini_batch_size, "verl's default, 256, may exceed the batch"
+    ),
+    Default(
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu",
+        lambda p, get: get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
+        _AS_ACTOR,
+    ),
+    Default(
+        f"{ACTOR}.use_dynamic_bsz",
+        lambda p, get: True if get(f"{ACTOR}.ppo_micro_batch_size_per_gpu") is None else None,
+        _DYNAMIC,
+    ),
+    Default(
+        f"{ACTOR}.ppo_max_token_len_per_gpu",
+        lambda p, get: max(TOKENS_PER_GPU, p.max_context) if get(f"{ACTOR}.use_dynamic_bsz") else None,
+        _LONGEST,
+    ),
     Default(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", _micro, _AS_ACTOR),
     Default(f"{REF}.log_prob_micro_batch_size_per_gpu", _micro, _AS_ACTOR),
     Default("critic.ppo_micro_batch_size_per_gpu", _micro, _AS_ACTOR),
     Default("critic.ppo_max_token_len_per_gpu", lambda p, get: max(2 * TOKENS_PER_GPU, p.max_context), _LONGEST),
-    Default("critic.model.path", lambda p, get: p.model if p.adv_estimator == "gae" else None,
-            "verl's default is the model of its example"),
-    Default("critic.enable", lambda p, get: None if p.adv_estimator == "gae" else False,
-            "verl warns where it has to guess"),
-    Default("critic.strategy", lambda p, get: get(f"{ACTOR}.strategy") if p.adv_estimator == "gae" else None,
-            "actor and critic share the GPUs"),
-    Default(f"{MODEL}.override_config.attn_implementation",
-            lambda p, get: None if _flash_attention(p) else "sdpa", _NO_FLASH),
+    Default(
+        "critic.model.path",
+        lambda p, get: p.model if p.adv_estimator == "gae" else None,
+        "verl's default is the model of its example",
+    ),
+    Default(
+        "critic.enable", lambda p, get: None if p.adv_estimator == "gae" else False, "verl warns where it has to guess"
+    ),
+    Default(
+        "critic.strategy",
+        lambda p, get: get(f"{ACTOR}.strategy") if p.adv_estimator == "gae" else None,
+        "actor and critic share the GPUs",
+    ),
+    Default(
+        f"{MODEL}.override_config.attn_implementation",
+        lambda p, get: None if _flash_attention(p) else "sdpa",
+        _NO_FLASH,
+    ),
     Default(f"{MODEL}.use_remove_padding", lambda p, get: None if _flash_attention(p) else False, _NO_FLASH),
-    Default("critic.model.override_config.attn_implementation",
-            lambda p, get: get(f"{MODEL}.override_config.attn_implementation"), "as the actor"),
+    Default(
+        "critic.model.override_config.attn_implementation",
+        lambda p, get: get(f"{MODEL}.override_config.attn_implementation"),
+        "as the actor",
+    ),
     Default("critic.model.use_remove_padding", lambda p, get: get(f"{MODEL}.use_remove_padding"), "as the actor"),
-    Default(f"{ACTOR}.loss_scale_factor",
-            lambda p, get: p.max_response_tokens if p.loss_agg == "seq-mean-token-sum-norm" else None,
-            "verl divides by the longest row of a micro-batch, so the loss depends on how rows are dealt out"),
-    Default(f"{ROLLOUT}.val_kwargs.do_sample", lambda p, get: True if p.val_temperature > 0 else None,
-            "verl ignores the temperature of a greedy validation"),
+    Default(
+        f"{ACTOR}.loss_scale_factor",
+        lambda p, get: p.max_response_tokens if p.loss_agg == "seq-mean-token-sum-norm" else None,
+        "verl divides by the longest row of a micro-batch, so the loss depends on how rows are dealt out",
+    ),
+    Default(
+        f"{ROLLOUT}.val_kwargs.do_sample",
+        lambda p, get: True if p.val_temperature > 0 else None,
+        "verl ignores the temperature of a greedy validation",
+    ),
     Default("trainer.logger", lambda p, get: ["console"], "verl's default writes to Weights & Biases, with an account"),
     Default(f"{ACTOR}.policy_loss.loss_mode", lambda p, get: "bypass_mode" if _bypasses(p, get) else None, _V0),
-    *(Default(f"{ACTOR}.policy_loss.rollout_correction.{name}",
-             lambda p, get, name=name: _bypass(p, get, name), _V0)
-      for name in ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs",
-                   "rollout_rs_threshold", "loss_type", "bypass_mode")),
-    Default("trainer.v1.separate_async.parameter_sync_step",
-            lambda p, get: p.minibatches if p.mode == "separate_async" else None,
-            "verl wants a batch to be that many mini-batches"),
-    Default(f"{ROLLOUT}.checkpoint_engine.backend",
-            lambda p, get: "nccl" if p.mode == "separate_async" and p.device == "cuda" else None,
-            "weights go to other GPUs"),
-)  # fmt: skip
+    *(
+        Default(f"{ACTOR}.policy_loss.rollout_correction.{name}", lambda p, get, name=name: _bypass(p, get, name), _V0)
+        for name in (
+            "rollout_is",
+            "rollout_is_threshold",
+            "rollout_is_batch_normalize",
+            "rollout_rs",
+            "rollout_rs_threshold",
+            "loss_type",
+            "bypass_mode",
+        )
+    ),
+    Default(
+        "trainer.v1.separate_async.parameter_sync_step",
+        lambda p, get: p.minibatches if p.mode == "separate_async" else None,
+        "verl wants a batch to be that many mini-batches",
+    ),
+    Default(
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        lambda p, get: "nccl" if p.mode == "separate_async" and p.device == "cuda" else None,
+        "weights go to other GPUs",
+    ),
+)
 
 
 def complete(plan: Plan, default: Get) -> dict[str, Any]:

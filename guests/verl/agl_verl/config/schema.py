@@ -35,9 +35,15 @@ WIDER: Mapping[str, Types] = {
 """Where verl takes more types than its default shows and no dataclass says so."""
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    "bool": (bool,), "int": (int,), "float": (int, float), "str": (str,),
-    "list": (list,), "tuple": (list,), "dict": (dict,), "None": (type(None),),
-}  # fmt: skip
+    "bool": (bool,),
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "list": (list,),
+    "tuple": (list,),
+    "dict": (dict,),
+    "None": (type(None),),
+}
 
 
 class Schema:

@@ -205,24 +205,43 @@ UNSUPPORTED_OF_CALLING = {"streamFunctionCallArguments": _IN_PIECES}
 UNSUPPORTED_OF_TOOL = {
     **dict.fromkeys(
         (
-            "retrieval", "computerUse", "fileSearch", "googleSearch", "googleSearchRetrieval", "googleMaps",
-            "codeExecution", "enterpriseWebSearch", "parallelAiSearch", "exaAiSearch", "urlContext",
+            "retrieval",
+            "computerUse",
+            "fileSearch",
+            "googleSearch",
+            "googleSearchRetrieval",
+            "googleMaps",
+            "codeExecution",
+            "enterpriseWebSearch",
+            "parallelAiSearch",
+            "exaAiSearch",
+            "urlContext",
         ),
         _ON_SERVERS._replace(neutral=()),
     ),
     "mcpServers": _ON_SERVERS,
-}  # fmt: skip
+}
 UNSUPPORTED_OF_FUNCTION = {
     "behavior": Unsupported("is for the Live API; leave it out", ("", "UNSPECIFIED", "BLOCKING"))
 }
 UNSUPPORTED_OF_PART: Mapping[str, Unsupported] = dict.fromkeys(
     (
-        "inlineData", "fileData", "executableCode", "codeExecutionResult", "toolCall", "toolResponse", "videoMetadata",
-        "audioTranscription", "audioMetadata", "speechMetadata", "documentMetadata", "spreadsheetMetadata",
+        "inlineData",
+        "fileData",
+        "executableCode",
+        "codeExecutionResult",
+        "toolCall",
+        "toolResponse",
+        "videoMetadata",
+        "audioTranscription",
+        "audioMetadata",
+        "speechMetadata",
+        "documentMetadata",
+        "spreadsheetMetadata",
         "mediaProcessing",
     ),
     _READS_TEXT,
-)  # fmt: skip
+)
 UNSUPPORTED_OF_CALL = {"partialArgs": _IN_PIECES, "willContinue": _IN_PIECES}
 UNSUPPORTED_OF_RESULT = {"parts": _READS_TEXT._replace(neutral=([],))}
 """The other documented fields of each."""
@@ -279,9 +298,11 @@ def read(data: Any, access: Access, *, model: str = "", stream: bool = False, co
     declared = [_tool(tool, f"tools.{i}") for i, tool in enumerate(google.listed(body.get("tools")))]
     _check_functions(declared)
     asked = {
-        "contents": _turns(contents), "systemInstruction": system, "generationConfig": config,
+        "contents": _turns(contents),
+        "systemInstruction": system,
+        "generationConfig": config,
         "tools": [tool for tool in declared if tool],
-    }  # fmt: skip
+    }
     known = dict(google.common(asked))
     form = _form(config)
     try:

@@ -207,9 +207,20 @@ UNSUPPORTED_OF_BLOCK: Mapping[str, Mapping[str, Unsupported]] = {
 """Type of a block -> its documented fields that a policy cannot honour."""
 
 _RECORDED = {*MessagesBody.model_fields} - {
-    "messages", "system", "tools", "metadata", "cache_control", "service_tier", "inference_geo", "speed", "diagnostics",
-    "user_profile_id", "workspace_id", "billing_policy", "fallback_credit_token",
-}  # fmt: skip
+    "messages",
+    "system",
+    "tools",
+    "metadata",
+    "cache_control",
+    "service_tier",
+    "inference_geo",
+    "speed",
+    "diagnostics",
+    "user_profile_id",
+    "workspace_id",
+    "billing_policy",
+    "fallback_credit_token",
+}
 """Fields that are recorded with the call, unchanged: those that concern sampling."""
 
 _LEAST_NUCLEUS_OF_THINKING = 0.95

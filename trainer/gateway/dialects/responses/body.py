@@ -175,8 +175,13 @@ UNSUPPORTED = {
 """The other documented fields."""
 
 _RECORDED = {*ResponsesBody.model_fields} - {
-    *OpenAIBody.model_fields, "input", "instructions", "tools", "stream_options", "image"
-}  # fmt: skip
+    *OpenAIBody.model_fields,
+    "input",
+    "instructions",
+    "tools",
+    "stream_options",
+    "image",
+}
 """Fields that are recorded with the call, unchanged."""
 
 UNSUPPORTED_OF_TOOL = {
