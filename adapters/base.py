@@ -107,7 +107,8 @@ class InstrumentedTracer:
             ConfigError: the agent cannot be run once for each rollout.
         """
         runnable = cls.runnable(agent)
-        before, after = input or runnable.input, output or runnable.output
+        before = input or runnable.input
+        after = output or runnable.output
         invoke: Callable[[Any], Any]
         if inspect.iscoroutinefunction(runnable.invoke):
 

@@ -94,7 +94,8 @@ class Patches:
 
 
 def _with_subclasses(root: Any) -> list[Any]:
-    classes, queue = [], [root]
+    classes = []
+    queue = [root]
     while queue:
         cls = queue.pop()
         if cls not in classes:

@@ -80,7 +80,8 @@ class _UnreadResponse:
     those of the bytes that the caller reads."""
 
     def __init__(self, observer: CallObserver, scope: Scope, raw: Any) -> None:
-        self.observer, self.scope = observer, scope
+        self.observer = observer
+        self.scope = scope
         self.parsing = self.streams = False
         self.response, self.chunks = weakref.ref(raw.http_response), list[bytes]()
         _when_closed(raw.http_response, self.closed)
@@ -203,7 +204,8 @@ def _when_closed(response: Any, then: Callable[[], None]) -> None:
         finally:
             then()
 
-    response.close, response.aclose = closing, aclosing
+    response.close = closing
+    response.aclose = aclosing
 
 
 def _keeping_chunks(response: Any, chunks: list[bytes]) -> None:
@@ -220,7 +222,8 @@ def _keeping_chunks(response: Any, chunks: list[bytes]) -> None:
             chunks.append(chunk)
             yield chunk
 
-    response.iter_raw, response.aiter_raw = reading, areading
+    response.iter_raw = reading
+    response.aiter_raw = areading
 
 
 def _weak(method: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:

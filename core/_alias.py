@@ -15,7 +15,8 @@ class Alias(ModuleType):
     def __init__(self, path: str, target: str, *others: str) -> None:
         super().__init__(path, f"Another path to the names of {target}.")
         self.__path__ = []
-        self._target, self._others = target, others
+        self._target = target
+        self._others = others
         self._replaced: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:

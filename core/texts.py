@@ -40,7 +40,8 @@ def docstring_items(section: str) -> list[tuple[str, str]]:
 
     A line may hold several items, "a, b: text" and "a: text. b: text".
     """
-    names, items = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*", []
+    names = r"[A-Za-z_]\w*(?:, [A-Za-z_]\w*)*"
+    items = []
     # A line that is indented further continues the item before it.
     for line in re.sub(r"\n +", " ", textwrap.dedent(section)).split("\n"):
         for part in re.split(rf"(?<=\.) (?={names}: )", line.strip()):

@@ -4056,8 +4056,8 @@ MUTATIONS = (
     Mutation(
         "interval of the mean too narrow",
         "trainer/report/statistics.py",
-        "mean, half = values.mean(-1), t_quantile(n - 1) * _standard_error(values, unit)",
-        "mean, half = values.mean(-1), 1.5 * _standard_error(values, unit)",
+        "half = t_quantile(n - 1) * _standard_error(values, unit)",
+        "half = 1.5 * _standard_error(values, unit)",
         unit("evaluation_statistics"),
     ),
     Mutation(

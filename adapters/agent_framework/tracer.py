@@ -110,7 +110,8 @@ def _handing_off(process: Callable[..., Any]) -> Callable[..., Any]:
 
 def _name(agent: Any, selection: Selection) -> str | None:
     """The agent's own name; in a workflow its executor's id, where it has none or the selection names that id alone."""
-    own, id = getattr(agent, "name", None), _name_in_workflow(agent)
+    own = getattr(agent, "name", None)
+    id = _name_in_workflow(agent)
     if own and id and selection.policy_for(own) is None and selection.policy_for(id) is not None:
         return id
     return own or id

@@ -40,7 +40,8 @@ def install_beta(patches: Patches) -> None:
 
 
 def _install(patches: Patches, package: str) -> None:
-    agents, middleware = importlib.import_module(package), importlib.import_module(f"{package}.middleware")
+    agents = importlib.import_module(package)
+    middleware = importlib.import_module(f"{package}.middleware")
     patches.method(agents.Agent, "_turn_scope", functools.partial(_turn_scope, _middleware(middleware.BaseMiddleware)))
     # The first releases make a function of it.
     if (approval := getattr(middleware, "ApprovalRequired", None)) is not None:

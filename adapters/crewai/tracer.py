@@ -40,7 +40,8 @@ class CrewAITracer(PatchingTracer):
         from crewai.tools.structured_tool import CrewStructuredTool  # pyright: ignore
         from crewai.tools.tool_usage import ToolUsage  # pyright: ignore
 
-        turn, aturn = around(_sync_turn), around_async(_turn)
+        turn = around(_sync_turn)
+        aturn = around_async(_turn)
         agents = {"execute_task": turn, "aexecute_task": aturn, "kickoff": turn, "kickoff_async": aturn}
         patches.tree(BaseAgent, agents)
         patches.tree(BaseAgentExecutor, {"_execute_single_native_tool_call": around(_native_call)})

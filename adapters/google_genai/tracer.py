@@ -27,7 +27,8 @@ class _Observer(CallObserver):
                 answer.event(json.loads(result.response_stream[0]))
             tracing.end(scope, attributes=answer.facts(scope.rollout.capture_content))
         else:
-            segments, async_segments = result.segments, result.async_segments
+            segments = result.segments
+            async_segments = result.async_segments
             result.segments = lambda: Reader(scope, segments(), None)
             result.async_segments = lambda: Reader(scope, async_segments(), None)
         return result

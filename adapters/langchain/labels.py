@@ -42,7 +42,8 @@ def label_of(
         nodes: whether the nodes of the user's graphs are agents.
         graph: the name of the run that started it, which is the graph's where this one is a node.
     """
-    name, node = metadata.get("lc_agent_name"), metadata.get("langgraph_node")
+    name = metadata.get("lc_agent_name")
+    node = metadata.get("langgraph_node")
     if nodes and node is not None and _starts_node(metadata, node, tags, above):
         if graph not in (None, UNNAMED_GRAPH) and _of_react_agent():
             return Label(graph, name, node, False)

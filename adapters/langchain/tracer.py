@@ -246,7 +246,8 @@ def _handler() -> BaseCallbackHandler:
             run = self._begin(run_id, parent_run_id, metadata, tags, name)
             if run is None:
                 return
-            agent, parent = run.label.agent, run.around
+            agent = run.label.agent
+            parent = run.around
             run.resumed_with = _persons_answer(inputs) or run.resumed_with
             if agent and (run.label.is_node or agent != parent.agent):
                 facts = {semconv.RESUMED_WITH: run.resumed_with if parent.rollout.capture_content else None}
@@ -278,7 +279,8 @@ def _handler() -> BaseCallbackHandler:
             run = self._begin(run_id, parent_run_id, metadata)
             if run is None:
                 return
-            parent, agent = run.around, run.label.agent
+            parent = run.around
+            agent = run.label.agent
             if (metadata or {}).get("lc_source") == "summarization":
                 agent = summariser(agent or parent.agent)
             for call, text in _failed_calls(messages):
@@ -319,7 +321,8 @@ def _handler() -> BaseCallbackHandler:
                 self.close(run_id, attributes=facts)
 
         def on_llm_error(self, error: BaseException, *, run_id: UUID, response: Any = None, **_: Any) -> None:
-            run, facts = self.runs.get(run_id), None
+            run = self.runs.get(run_id)
+            facts = None
             # The chunks of a stream until then, next to which LangChain puts what the error says.
             chunks = [g for batch in getattr(response, "generations", ()) for g in batch if _is_chunk(g)]
             if chunks and run is not None and run.scope is not None:

@@ -325,7 +325,8 @@ class _Spans:
         if parent is None:
             return
         data = span.span_data
-        scope, run = None, around.run if around is not None else _Run()
+        scope = None
+        run = around.run if around is not None else _Run()
         if data.type == "agent":
             run = _Run()
             # The rollout's root span already stands for the wrapped agent.

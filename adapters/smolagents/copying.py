@@ -50,5 +50,6 @@ def _copy_executor(agent: Any, executor: Any) -> Any:
             hint="build the agent inside a function, and make the function trainable with @agl.rollout",
         )
     new = copy.copy(executor)
-    new.state, new.custom_tools = {**executor.state}, {**executor.custom_tools}
+    new.state = {**executor.state}
+    new.custom_tools = {**executor.custom_tools}
     return new

@@ -161,7 +161,8 @@ def _calling(tool: Any, *args: Any, **kwargs: Any) -> Iterator[Callable[[Any], N
         return
     issued = _call.get()
     here = _Running(tool)
-    running, claimed = _running.set(here), _call.set(None)
+    running = _running.set(here)
+    claimed = _call.set(None)
     try:
         scope = tool_run(
             tool.name or "agent",

@@ -138,7 +138,8 @@ class FunctionAgent:
     def __init__(
         self, function: Callable[..., Any], name: str, error_reward: float | None = None, memory: Any = None
     ) -> None:
-        tracers, use = (ImportedFrameworks(),), MemoryUse.of(memory)
+        tracers = (ImportedFrameworks(),)
+        use = MemoryUse.of(memory)
         self._function = function
         self._arguments = _argument_kinds(function)
         functools.update_wrapper(self, function)

@@ -115,7 +115,8 @@ def search(
     Raises:
         RolloutError: the memory cannot be read.
     """
-    scope, read = tracing.current(), reader()
+    scope = tracing.current()
+    read = reader()
     if scope is None or read is None:
         return []
     asked = {} if query is None else {semconv.MEMORY_QUERY: query}

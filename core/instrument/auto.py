@@ -113,7 +113,8 @@ class _Program:
         self._threads = carried_across_threads()
         self._threads.__enter__()
         os.register_at_fork(after_in_child=self._after_fork)
-        self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._uncaught
         atexit.register(self._exit)
         _call_before_process_ends(self.exporter.flush)
         disabled = {n.strip() for n in os.environ.get("OTEL_PYTHON_DISABLED_INSTRUMENTATIONS", "").split(",")}
@@ -209,7 +210,9 @@ class _HttpSink:
 
     def __init__(self, attempt: AttemptEnvironment) -> None:
         url = urllib.parse.urlsplit(attempt.spans_url)
-        self._host, self._port, self._path = url.hostname or "", url.port, url.path
+        self._host = url.hostname or ""
+        self._port = url.port
+        self._path = url.path
         self._headers = {"content-type": "application/json", "authorization": f"Bearer {attempt.spans_key}"}
 
     def send(self, spans: Sequence[Span]) -> None:

@@ -229,9 +229,11 @@ def parse(text: str, *, option: str = "where") -> Condition:
         match = _TOKEN.match(text, at)
         if match is None:
             raise ConfigError(f"{option} is {text!r}: cannot read {text[at:].strip()!r}", hint=_EXAMPLE)
-        kind, word = str(match.lastgroup), match[str(match.lastgroup)]
+        kind = str(match.lastgroup)
+        word = match[str(match.lastgroup)]
         if kind in ("sign", "name") and word in _WORDS:
-            kind, word = "sign", _WORDS[word]
+            kind = "sign"
+            word = _WORDS[word]
         tokens.append((kind, word))
         at = match.end()
     result, rest = _alternatives([*tokens, ("end", "the end")], option, text)

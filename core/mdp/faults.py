@@ -71,7 +71,8 @@ class Fault:
         """The fault that an attempt's spans record; None if there was none."""
         for span in spans:
             if span.operation == semconv.POLICY_FAULT:
-                cause, call_id = span.attributes[semconv.FAULT_CAUSE], span.attributes[semconv.FAULT_CALL]
+                cause = span.attributes[semconv.FAULT_CAUSE]
+                call_id = span.attributes[semconv.FAULT_CALL]
                 return cls(str(cause), span.agent or "", str(call_id), span.status_message or "")
         return None
 
@@ -93,7 +94,8 @@ def find_fault(index: SpanIndex) -> Fault | None:
     root = index.root
     if root is None or semconv.AGENT_ERROR not in root.attributes or semconv.REWARD_ERROR in root.attributes:
         return None
-    error, cause = str(root.attributes[semconv.AGENT_ERROR]), root.attributes.get(semconv.AGENT_ERROR_CAUSE)
+    error = str(root.attributes[semconv.AGENT_ERROR])
+    cause = root.attributes.get(semconv.AGENT_ERROR_CAUSE)
     inputs = root.attributes.get(semconv.AGENT_ERROR_INPUTS, ())
     sampled = [c for c in index.calls if c.policy is not None and c.error is None]
     call = _last_call(index, root, error)

@@ -49,9 +49,11 @@ def in_order(spans: Iterable[Span]) -> list[Span]:
     latest = list(itertools.accumulate((span.start for span in numbered), max))
 
     def place(span: Span) -> tuple[int, int, float, str]:
-        ancestor, depth = span, 0
+        ancestor = span
+        depth = 0
         while ancestor.sequence is None and ancestor.parent_id in by_id and depth < len(by_id):
-            ancestor, depth = by_id[ancestor.parent_id], depth + 1
+            ancestor = by_id[ancestor.parent_id]
+            depth = depth + 1
         if ancestor is span and span.sequence is not None:
             return places[span.span_id], 0, span.start, span.span_id
         start = span.start

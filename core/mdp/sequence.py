@@ -93,13 +93,15 @@ def merge(trajectory: Trajectory, advantages: Mapping[str, float]) -> list[Train
     by_begin: dict[bytes, list[int]] = defaultdict(list)
     for transition in trajectory.transitions:
         call = transition.call
-        home, place = None, None
+        home = None
+        place = None
         begins = (call.prompt_ids[:n].tobytes() for n in range(1, min(MIN_SHARED, call.prompt_ids.size) + 1))
         for number in sorted(number for begin in begins for number in by_begin.get(begin, ())):
             there = rows[number].longest_shared(call.prompt_ids)
             shares_more = there.depth > (place.depth if place else 0)
             if shares_more and (there.extends or there.depth >= MIN_SHARED):
-                home, place = rows[number], there
+                home = rows[number]
+                place = there
         if home is None:
             home = _RowBuilder()
             by_begin[call.ids[:MIN_SHARED].tobytes()].append(len(rows))
@@ -195,17 +197,22 @@ class _Place:
 
     def follow(self, tokens_N: IntArray) -> _Place:
         """Where these tokens, which continue from here, leave the row. Linear in the tokens that are compared."""
-        segment, offset, n, extends = self.segment, self.offset, 0, self.extends
+        segment = self.segment
+        offset = self.offset
+        n = 0
+        extends = self.extends
         while True:
             room = min(segment.size - offset, tokens_N.size - n)
             different_R = segment.buffer[offset : offset + room] != tokens_N[n : n + room]
             equal = int(different_R.argmax()) if different_R.any() else room
-            offset, n = offset + equal, n + equal
+            offset = offset + equal
+            n = n + equal
             extends = extends or offset >= segment.first_end
             following = segment.children.get(offset, {}).get(int(tokens_N[n])) if n < tokens_N.size else None
             if following is None:
                 return _Place(segment, offset, self.depth + n, extends)
-            segment, offset = following, 0
+            segment = following
+            offset = 0
 
 
 class _RowBuilder:
@@ -231,14 +238,18 @@ class _RowBuilder:
     def add(self, transition: Transition, advantage: float, place: _Place | None = None) -> None:
         """Append a call, whose prompt leaves the row at `place`."""
         place = place or _Place(self.root)
-        call, c, n_shared = transition.call, len(self.members_C), place.depth
+        call = transition.call
+        c = len(self.members_C)
+        n_shared = place.depth
         tokens_N = np.concatenate([call.prompt_ids[n_shared:], call.response_ids])
-        n, n_prompt = tokens_N.size, call.prompt_ids.size - n_shared
+        n = tokens_N.size
+        n_prompt = call.prompt_ids.size - n_shared
         parents_N = np.arange(self._size - 1, self._size - 1 + n, dtype=np.int32)
         parents_N[:1] = place.segment.index(place.offset - 1) if place.offset else -1
         # An answer that begins like an earlier one is in the row again, but found by what is new in it.
         end = place.follow(tokens_N)
-        segment, known = end.segment, end.depth - n_shared
+        segment = end.segment
+        known = end.depth - n_shared
         if known < n:
             # One comparison for a conversation that only grows, however many calls it has.
             if segment is self.root or end.offset < segment.size:

@@ -100,7 +100,8 @@ class SpanIndex:
 
 def _covered(spans: Sequence[Span]) -> float:
     """Seconds in which at least one of the spans was open."""
-    seconds, until = 0.0, -math.inf
+    seconds = 0.0
+    until = -math.inf
     for start, duration in sorted((b, s.seconds) for b, s in zip(beginnings(spans), spans, strict=True)):
         seconds += max(0.0, start + duration - max(start, until))
         until = max(until, start + duration)

@@ -90,7 +90,8 @@ class Reward:
         """
         if attributes.get(semconv.OPERATION_NAME) != semconv.REWARD:
             return None
-        agent, explanation = attributes.get(semconv.REWARD_AGENT), attributes.get(semconv.EVALUATION_EXPLANATION)
+        agent = attributes.get(semconv.REWARD_AGENT)
+        explanation = attributes.get(semconv.EVALUATION_EXPLANATION)
         withdrawn = attributes.get(semconv.REWARD_SOURCE) == semconv.LABEL and semconv.REWARD_VALUE not in attributes
         try:
             name = str(attributes[semconv.REWARD_NAME])

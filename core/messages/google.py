@@ -46,7 +46,8 @@ def common(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if "contents" not in body:
         return body
     fields = camel(body)
-    config, history = camel(fields.get("generationConfig")), [message(content) for content in listed(body["contents"])]
+    config = camel(fields.get("generationConfig"))
+    history = [message(content) for content in listed(body["contents"])]
     waiting: dict[str, list[str]] = {}
     for part in (part for each in history for part in each["parts"]):
         if part["type"] == "tool_call":
@@ -155,7 +156,8 @@ def ordered(schema: Any) -> Any:
 
 def _in_order(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """A schema without its `propertyOrdering`, its properties in that order; others follow in their own."""
-    names, properties = schema.get("propertyOrdering"), schema.get("properties")
+    names = schema.get("propertyOrdering")
+    properties = schema.get("properties")
     if not isinstance(names, list):
         return schema
     fields = {name: value for name, value in schema.items() if name != "propertyOrdering"}

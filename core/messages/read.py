@@ -117,7 +117,8 @@ def messages(history: Any) -> list[Message]:
     thought = False
     """Whether the last message is reasoning and the answer's text or tool calls follow."""
     for i, item in enumerate(_list(history, "messages")):
-        message, kind = _message(item, f"messages.{i}"), _field(item, "type")
+        message = _message(item, f"messages.{i}")
+        kind = _field(item, "type")
         follows = thought or (kind == "function_call" and found and found[-1].role == "assistant")
         if follows and kind in _ITEMS and message.role == "assistant":
             before = found.pop()

@@ -96,7 +96,8 @@ def _openai(message: Message, text_only: bool) -> list[dict[str, Any]]:
     others = [value for value in kept if str(value.get("type") or next(iter(value), None)) not in _HIDDEN]
     if text_only and others:
         _refuse(message, f"a part of type {str(others[0].get('type'))!r}")
-    calls, texts = message.tool_calls, [p for p in message.parts if isinstance(p, Text)]
+    calls = message.tool_calls
+    texts = [p for p in message.parts if isinstance(p, Text)]
     if written and not texts and not calls and not others:
         return written
     said: dict[str, Any] = {"role": message.role, "content": message.text or (None if calls else ""), **named}

@@ -160,7 +160,8 @@ class AIR:
         if root is None:
             return ()
         attempt = {"rollout": trajectory.trajectory.rollout_id, "attempt": trajectory.trajectory.attempt}
-        outcomes, handed_over = tool_outcomes(index), handoffs(index)
+        outcomes = tool_outcomes(index)
+        handed_over = handoffs(index)
         agents = index.agents.union(*((handoff.from_agent, handoff.to_agent) for handoff in handed_over))
         tools = {outcome.tool for outcome in outcomes} | _offered(index.calls)
         every_rule = [rule.knowing(agents, tools) for rule in self._rules.values()]
@@ -213,14 +214,16 @@ def reward_spans(credited: Sequence[CreditedReward], index: SpanIndex) -> list[S
     root = index.root
     if root is None:
         return []
-    now, made = time.time(), []
+    now = time.time()
+    made = []
     first = number_after(index.spans.values())
     for i, (reward, call_id) in enumerate(credited):
         parent = index.spans.get(reward.span_id or "", root)
         at = now + i * 1e-6
         facts = {**reward.attributes, semconv.REWARD_CALL: call_id or "", semconv.SEQUENCE: first + i}
         events = (spans.Event(semconv.EVALUATION, at, evaluation(reward, call_id)),)
-        agent, where = parent.agent or root.agent or "", {"parent_id": parent.span_id, "start": at, "end": at}
+        agent = parent.agent or root.agent or ""
+        where = {"parent_id": parent.span_id, "start": at, "end": at}
         made.append(spans.recorded(root, semconv.REWARD, reward.name, agent, facts, events=events, **where))
     return made
 
@@ -357,7 +360,8 @@ def _arguments(event: Event, function: Callable[..., Any]) -> tuple[str, ...]:
         raise ConfigError(
             f"AIR rule {function!r} is async", hint="rules look at what was recorded; make it a plain function"
         )
-    known, arguments = _ARGUMENTS[event], []
+    known = _ARGUMENTS[event]
+    arguments = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments += [k for k in known if k not in arguments]

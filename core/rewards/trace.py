@@ -143,7 +143,8 @@ def response_text(call: Span) -> str | None:
 
 def message_line(agent: str, message: Mapping[str, Any]) -> str:
     """A message of an agent's conversation for a reader, with its tool calls."""
-    role, rest = message.get("role", "?"), {k: v for k, v in message.items() if k != "role" and v}
+    role = message.get("role", "?")
+    rest = {k: v for k, v in message.items() if k != "role" and v}
     content = rest.pop("content", None)
     parts = [content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)] if content else []
     parts += [json.dumps(rest, ensure_ascii=False)] if rest else []

@@ -20,7 +20,9 @@ from agl.testing.subject import GAPS, Subject
 
 Case = TypeVar("Case", bound=Callable[..., Any])
 
-YES, NONE, GAP = "yes", "–", "gap"
+YES = "yes"
+NONE = "–"
+GAP = "gap"
 
 WAYS = {
     "sync": ("invoke",),
@@ -210,7 +212,8 @@ class Recorder:
                     for (case, who, way), outcome in self.outcomes.items()
                     if (case, who) == (row.case, id(subject)) and (not row.ways or way in row.ways)
                 ]
-                cell, place = row.declared(subject), f"{subject.name}, {row.words!r}"
+                cell = row.declared(subject)
+                place = f"{subject.name}, {row.words!r}"
                 if not ran and cell == NONE:
                     continue
                 if not ran or "failed" in ran:

@@ -440,7 +440,8 @@ class Conformance(OpenCalls):
     @capability("its system prompt is replaced in the request, and no other byte", needs="takes_prompt", by_way=True)
     def test_a_system_prompt_is_replaced_and_not_another_byte(self, subject: Subject, way: str) -> None:
         subject = copy.copy(subject)
-        subject.prompt, better = 'Add "numbers".\nBe brief.', "Use the tool."
+        subject.prompt = 'Add "numbers".\nBe brief.'
+        better = "Use the tool."
         sent: list[list[Seen]] = []
         for texts in (None, {"solver": {subject.prompt: ("better", better)}}):
             # Each time at another address, for LangChain keeps an address's connections longer than their event loop
@@ -450,11 +451,13 @@ class Conformance(OpenCalls):
                 instrumented(subject),
                 tracing.running(rollout := context(subject)),
             ):
-                rollout.system_prompts, rollout.prompts = texts, True
+                rollout.system_prompts = texts
+                rollout.prompts = True
                 assert do(subject, subject.agent(provider.url, "solver"), way=way) == "sum 5"
             sent.append(provider.seen)
         own, replaced = sent
-        text, new = json.dumps(subject.prompt).encode(), json.dumps(better).encode()
+        text = json.dumps(subject.prompt).encode()
+        new = json.dumps(better).encode()
         n = len(subject.finish_reasons)
         assert [s.raw.count(text) for s in own] == [1] * n
         assert [s.raw for s in replaced] == [s.raw.replace(text, new) for s in own]
@@ -578,7 +581,8 @@ class Conformance(OpenCalls):
 
     @capability("the user's own tracing is unchanged")
     def test_a_user_who_traces_sees_their_own_spans_alone(self, subject: Subject, provider: Provider) -> None:
-        exporter, users = InMemorySpanExporter(), TracerProvider()
+        exporter = InMemorySpanExporter()
+        users = TracerProvider()
         users.add_span_processor(SimpleSpanProcessor(exporter))
         tracer = users.get_tracer("users")
         agent = subject.agent(provider.url, "solver")
@@ -598,7 +602,8 @@ class Conformance(OpenCalls):
     def test_users_spans_have_the_parents_that_they_have_without_agl(
         self, subject: Subject, way: str, provider: Provider, gateway: Provider, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        exporter, users = InMemorySpanExporter(), TracerProvider()
+        exporter = InMemorySpanExporter()
+        users = TracerProvider()
         users.add_span_processor(SimpleSpanProcessor(exporter))
         tracer = users.get_tracer("users")
         monkeypatch.setattr(f"{add.__module__}.users_span", lambda: tracer.start_as_current_span("in the tool"))
@@ -624,7 +629,8 @@ class Conformance(OpenCalls):
         # Under the SDK's own tracer, where that makes the spans of model calls.
         with contextlib.nullcontext() if subject.traces_models else plugins.switched_on(()):
             before = subject.changed()
-            first, second = subject.tracer(), subject.tracer()
+            first = subject.tracer()
+            second = subject.tracer()
             first.instrument()
             second.instrument()
             agent = subject.agent(provider.url, "solver")
@@ -699,7 +705,8 @@ class Conformance(OpenCalls):
             "a stream breaks off": lambda body: Reply("patient 7", fails=True),
         }.get(what, subject.script(a=-1))
         rollout = context(subject)
-        rollout.capture_content, rollout.prompts = False, True
+        rollout.capture_content = False
+        rollout.prompts = True
         raised = raised_in(rollout, subject, agent, way)
         recorded = json.dumps([dataclasses.asdict(s) for s in rollout.spans], default=str)
         texts = ("a is negative", NO_NUMBERS, "scripted failure", "patient 7", ASK)
@@ -715,7 +722,8 @@ class Conformance(OpenCalls):
     def test_nothing_that_a_model_made_up_is_recorded_without_content(
         self, subject: Subject, what: str, provider: Provider
     ) -> None:
-        script, asked = subject.script(), itertools.count()
+        script = subject.script()
+        asked = itertools.count()
         arguments = {"a": "patient_7", "b": {"patient_7": 1}}
         made_up = instead_of_add(script, "add" if "arguments" in what else "find_patient_7", arguments)
         # Some frameworks let the model try again for ever.

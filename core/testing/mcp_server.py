@@ -6,7 +6,8 @@ import asyncio
 import sys
 from typing import Any
 
-COMMAND, ARGUMENTS = sys.executable, [__file__]
+COMMAND = sys.executable
+ARGUMENTS = [__file__]
 
 
 def main() -> None:

@@ -50,7 +50,8 @@ class OpenCalls:
     def test_a_call_inside_an_open_stream_is_its_callers(
         self, subject: Subject, read: str, provider: Provider, gateway: Provider, others: Provider
     ) -> None:
-        agent, critic = subject.agent(provider.url, "solver"), subject.agent(others.url, "critic")
+        agent = subject.agent(provider.url, "solver")
+        critic = subject.agent(others.url, "critic")
         rollout = context(subject, gateway, agents="solver")
 
         def bare_calls() -> None:
@@ -95,7 +96,8 @@ class OpenCalls:
     def test_two_streams_read_in_turn_are_two_calls(
         self, subject: Subject, read: str, provider: Provider, others: Provider
     ) -> None:
-        one, two = subject.agent(provider.url, "solver"), subject.agent(others.url, "critic")
+        one = subject.agent(provider.url, "solver")
+        two = subject.agent(others.url, "critic")
         rollout = context(subject)
         with plugins.switched_on([subject.tracer()]), tracing.running(rollout):
             if read in subject.sync_reads:

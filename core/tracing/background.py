@@ -41,8 +41,12 @@ class Retrieval:
     def __init__(
         self, client: Any, args: Any, kwargs: Any, scope: Scope, response_id: str, finished: Callable[[Scope, Any], Any]
     ) -> None:
-        self.client, self.args, self.kwargs = client, args, kwargs
-        self.scope, self.response_id, self.finished = scope, response_id, finished
+        self.client = client
+        self.args = args
+        self.kwargs = kwargs
+        self.scope = scope
+        self.response_id = response_id
+        self.finished = finished
 
     def client_to_send(self, *, is_async: bool) -> Any:
         """The client that was asked."""

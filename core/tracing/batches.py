@@ -31,7 +31,8 @@ def batches(spans: Iterable[Span]) -> Iterator[list[Span]]:
         more = text_bytes(span)
         if batch and (len(batch) == BATCH_SPANS or size + more > BATCH_BYTES):
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(span)
         size += more
     if batch:

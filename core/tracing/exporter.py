@@ -62,7 +62,8 @@ class BackgroundSpanExporter:
     """
 
     def __init__(self, open_sink: Callable[[], SpanSink], report: Callable[[str], None]) -> None:
-        self._open_sink, self._report = open_sink, report
+        self._open_sink = open_sink
+        self._report = report
         self.owner = os.getpid()
         self._reset()
         os.register_at_fork(after_in_child=self._after_fork)

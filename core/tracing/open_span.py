@@ -74,7 +74,8 @@ class OpenSpan(Span):
             events=[],
             instrumentation_scope=_SCOPE,
         )
-        self._lock, self._limits = _LOCK, UNLIMITED
+        self._lock = _LOCK
+        self._limits = UNLIMITED
         self._span_processor = provider._active_span_processor
         self._start_time = time.time_ns()
         self._epoch = self._start_time - time.monotonic_ns()
@@ -105,7 +106,8 @@ class OpenSpan(Span):
         if not self._content:
             code = status.status_code if isinstance(status, Status) else status
             kind = (self._attributes or {}).get(semconv.ERROR_TYPE) if code is StatusCode.ERROR else None
-            status, description = Status(code, None if kind is None else str(kind)), None
+            status = Status(code, None if kind is None else str(kind))
+            description = None
         super().set_status(status, description)
 
     def end(self, end_time: int | None = None) -> None:
@@ -118,7 +120,10 @@ class OpenSpan(Span):
     def finished(self, rollout_id: str, attempt: int) -> plain.Span:
         """The plain form of this span, which has ended; equal to `agl.mdp.spans.from_otel` of it."""
         trace_id, span_id, *_ = self._context  # type: ignore[misc]
-        parent, status, start, end = self._parent, self._status, self._start_time, self._end_time
+        parent = self._parent
+        status = self._status
+        start = self._start_time
+        end = self._end_time
         assert start is not None
         assert end is not None
         return plain.Span(

@@ -246,14 +246,16 @@ class ResponseAccumulator:
             choice.whole = [answer if isinstance(answer, str) else {"content": None, **_dict(answer)}]
             choice.finish = _str(part.get("finish_reason")) or choice.finish
         if isinstance(body.get("output"), list):
-            choice, items = self._choice(0), _dicts(body["output"])
+            choice = self._choice(0)
+            items = _dicts(body["output"])
             incomplete = _str(_dict(body.get("incomplete_details")).get("reason"))
             calls_tools = any(item.get("type") == "function_call" for item in items)
             finish = finish_reason(_str(body.get("status")), incomplete or None, calls_tools=calls_tools)
             choice.finish = finish or choice.finish
             # At the end of a stream some servers leave out what they have streamed.
             if body["output"] or choice.streamed is None:
-                choice.whole, choice.streamed = body["output"], None
+                choice.whole = body["output"]
+                choice.streamed = None
         if body.get("type") == "message":
             choice = self._choice(0)
             choice.whole, choice.finish = [body], _str(body.get("stop_reason")) or choice.finish
@@ -277,7 +279,8 @@ class ResponseAccumulator:
                 choice.finish = _str(part.get("finishReason")) or choice.finish
         if "choices" in data:
             for part in _dicts(data["choices"]):
-                choice, delta = self._choice(part.get("index")), part.get("delta")
+                choice = self._choice(part.get("index"))
+                delta = part.get("delta")
                 message = _streamed(choice, ChatMessage)
                 if isinstance(delta, Mapping):
                     message.add(delta)

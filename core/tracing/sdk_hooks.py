@@ -211,8 +211,13 @@ class _RoutedRequest:
     """One LLM call of an SDK inside a rollout: its destination and its span."""
 
     def __init__(self, sdk: str, client: Any, args: Any, kwargs: Any, options: Any, path: str, scope: Scope) -> None:
-        self.sdk, self.client, self.args, self.kwargs = sdk, client, args, kwargs
-        self.options, self.path, self.scope = options, path, scope
+        self.sdk = sdk
+        self.client = client
+        self.args = args
+        self.kwargs = kwargs
+        self.options = options
+        self.path = path
+        self.scope = scope
         self.opened: Scope | None = None
         self.observer = _observers.get(sdk)
         self.url = str(getattr(client, "base_url", None) or options.url).partition("?")[0]
@@ -261,7 +266,8 @@ class _RoutedRequest:
 
     def _record_messages(self) -> None:
         """Record the messages of a request that is not routed, if the rollout records them."""
-        rollout, body = self.scope.rollout, self.body
+        rollout = self.scope.rollout
+        body = self.body
         if rollout.prompts and rollout.capture_content and self.scope.kind == semconv.CHAT and isinstance(body, dict):
             for name, value in request_messages(google.common(body)).items():
                 self.scope.span.set_attribute(name, value)
@@ -373,7 +379,8 @@ def _described_google(result: Any, chat: Scope) -> Any:
         with contextlib.suppress(ValueError, TypeError, LookupError):
             chat.span.set_attributes(usage_facts(json.loads(result.response_stream[0])["usageMetadata"]))
     else:
-        segments, async_segments = result.segments, result.async_segments
+        segments = result.segments
+        async_segments = result.async_segments
         result.segments = lambda: _Chunks(segments(), chat)
         result.async_segments = lambda: _Chunks(async_segments(), chat)
     return result

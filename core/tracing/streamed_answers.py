@@ -283,7 +283,8 @@ class GoogleParts:
         for part in google.message(content)["parts"]:
             if self._continues(part):
                 continue
-            kind, text = part.get("type"), part.get("content")
+            kind = part.get("type")
+            text = part.get("content")
             last = self.parts[-1] if self.parts else {}
             if kind not in ("text", "reasoning"):
                 self.parts.append(part)

@@ -93,7 +93,8 @@ def _is_pool_worker(thread: threading.Thread) -> bool:
 
 
 def _patch_threads() -> None:
-    start_thread, submit = threading.Thread.start, ThreadPoolExecutor.submit
+    start_thread = threading.Thread.start
+    submit = ThreadPoolExecutor.submit
 
     @functools.wraps(start_thread)
     def carried_start(self: threading.Thread) -> None:

@@ -130,7 +130,8 @@ def _counted(usage: Any) -> dict[str, int]:
     reasoning = counts.get("thoughtsTokenCount", counts.get("thoughts_token_count"))
     if reasoning is None and semconv.REASONING_TOKENS in facts and "total_tokens" in counts:
         # xAI, too, counts reasoning apart. Only its total shows it.
-        sampled, total = facts.get(semconv.OUTPUT_TOKENS, 0), counts["total_tokens"]
+        sampled = facts.get(semconv.OUTPUT_TOKENS, 0)
+        total = counts["total_tokens"]
         if total == facts.get(semconv.INPUT_TOKENS, 0) + sampled + facts[semconv.REASONING_TOKENS]:
             reasoning = facts[semconv.REASONING_TOKENS]
     if reasoning:

@@ -180,7 +180,8 @@ class _Connection:
 
     def end(self, error: BaseException | None = None) -> None:
         """End the open call, if there is one."""
-        call, self.call = self.call, None
+        call = self.call
+        self.call = None
         if call is not None and not call.scope.ended:
             facts = call.answer.facts(call.scope.rollout.capture_content)
             if call.own:

@@ -57,7 +57,8 @@ class Ahead:
         self._taken: dict[int, list[tuple[int, int, int]]] = {}
         self._next: int = state.get("next", 0)
         self._open: list[tuple[int, int, int]] = [(n, due, index) for n, due, index in state.get("open", ())]
-        self._since, self.seconds = time.monotonic(), 0.0
+        self._since = time.monotonic()
+        self.seconds = 0.0
 
     @staticmethod
     def first_step(state: Mapping[str, Any], batch_size: int, step: int) -> int:
@@ -70,13 +71,16 @@ class Ahead:
         Raises:
             AglError: as `Workplace.rollouts`.
         """
-        source, run = self._training.source, self._training.run
-        batches, bound = source.batches, source.max_staleness or 0
+        source = self._training.source
+        run = self._training.run
+        batches = source.batches
+        bound = source.max_staleness or 0
         run.progress.began("train", step, batches.size(step) * source.group_size)
         for number, due, index in self._open:
             self._start(number, due, index)
         self._open = []
-        first, end = self._next // batches.batch_size, min(step + 1 + bound // 2, source.steps)
+        first = self._next // batches.batch_size
+        end = min(step + 1 + bound // 2, source.steps)
         for number, index in enumerate((i for at in range(first, end) for i in batches.indices(at)), self._next):
             # The weights that sample now may be those of the step before, whose update has not ended.
             self._start(number, step - 1 + bound, index)

@@ -112,7 +112,8 @@ class Baseline(Algorithm):
         if self.engine is None and self.model is None:
             return {}
         names = run.config.selection.policies
-        engines, models = by_policy("engine", self.engine, names), by_policy("model", self.model, names)
+        engines = by_policy("engine", self.engine, names)
+        models = by_policy("model", self.model, names)
         policies: dict[str, FrozenPolicy] = {}
         loaded = {} if self.loaded is None else self.loaded
         try:

@@ -114,7 +114,8 @@ class Distill(LocalTraining):
             learner=learner,
             load_timeout=self.load_timeout,
         )
-        policies, loaded = training.policies, dict[Any, Teacher]()
+        policies = training.policies
+        loaded = dict[Any, Teacher]()
         for name, teacher in by_policy("teacher", self.teacher, policies.names).items():
             key = str(teacher) if isinstance(teacher, str | Path) else id(teacher), policies[name].spec.model
             if key not in loaded:
@@ -137,7 +138,8 @@ class Distill(LocalTraining):
             ]
             for name, logprobs in zip(names, of_teachers, strict=True)
         }
-        of_calls, facts = dict[str, float](), dict[str, float]()
+        of_calls = dict[str, float]()
+        facts = dict[str, float]()
         for name, policy_rows in judged.items():
             for row in policy_rows:
                 for k, call_id in enumerate(row.call_ids):

@@ -48,7 +48,8 @@ class Ledger:
         Raises:
             CheckpointError: the checkpoint cannot be read, or was made with other settings.
         """
-        run, source = training.run, training.source
+        run = training.run
+        source = training.source
         ledger = cls(training, identity)
         if run.resume:
             checkpoint = await checkpoints.restore(run, training.policies, identity, training.algorithm)

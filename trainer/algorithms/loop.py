@@ -104,7 +104,8 @@ async def train(run: Run, algorithm: StepFunctions) -> None:
 
 async def begin(training: Training, done: int) -> None:
     """Start the workers, record with which versions the run begins, and validate these where nothing is trained yet."""
-    run, policies = training.run, training.policies
+    run = training.run
+    policies = training.policies
     note_rates(run, policies)
     if run.train or run.val:
         await training.start()
@@ -172,7 +173,8 @@ async def learn(
     phases: dict[str, float],
 ) -> dict[str, Any]:
     """The update on the rows that are `due`, and what the store keeps of it; returns the step's entry so far."""
-    run, policies = training.run, training.policies
+    run = training.run
+    policies = training.policies
     ledger.updating()
     with timed(phases, "learning"):
         metrics = await update(policies, due, worth)
@@ -241,7 +243,8 @@ async def serve(policies: Policies, name: str, rows: Seq[TrainingRow], step: int
 
 async def validate(training: Training, step: int) -> dict[str, Any]:
     """The rewards on the validation tasks, after `step` steps."""
-    run, metadata = training.run, training.algorithm.metadata(training.run)
+    run = training.run
+    metadata = training.algorithm.metadata(training.run)
     results = await training.workplace.rollouts(list(enumerate(run.val)), mode="val", step=step, metadata=metadata)
     return measurement(results, "val", f"the validation after step {step}")
 

@@ -130,7 +130,8 @@ class Option:
 
 def _options(cls: type) -> dict[str, Option]:
     """The fields of a dataclass, with the first sentence that its docstring has on each."""
-    hints, docs = {**typing.get_type_hints(cls), **_AS_TEXT}, attribute_docs(cls)
+    hints = {**typing.get_type_hints(cls), **_AS_TEXT}
+    docs = attribute_docs(cls)
     return {
         f.name: Option(hints[f.name], f.default, docs.get(f.name, ""))
         for f in fields(cls)
@@ -207,7 +208,9 @@ class Settings:
     @classmethod
     def _collect(cls, written: Iterable[tuple[str, Any, str]], known: Iterable[str] = OPTIONS) -> Settings:
         """Check (name, value, origin) of options, under any of their names."""
-        values, origins, names = {}, {}, {}
+        values = {}
+        origins = {}
+        names = {}
         for name, value, origin in written:
             if name == "auto_instrumentation":
                 if value is not True:

@@ -33,8 +33,11 @@ async def sampled(training: Training, step: int) -> tuple[Sample, StepAdvantages
         AglError: all rollouts failed.
         UserCodeError: one fault of the user's code ended too many attempts.
     """
-    run, policies, algorithm = training.run, training.policies, training.algorithm
-    began, earlier = time.monotonic(), policies.prompt_tokens
+    run = training.run
+    policies = training.policies
+    algorithm = training.algorithm
+    began = time.monotonic()
+    earlier = policies.prompt_tokens
     sample = await algorithm.sample(training, step)
     tokens = policies.prompt_tokens - earlier
     seconds = time.monotonic() - began if training.ahead is None else training.ahead.seconds

@@ -168,7 +168,8 @@ def _of_rollouts(sample: Sample, worth: StepAdvantages) -> dict[str, Any]:
 
 def _staleness(worth: StepAdvantages, versions: Mapping[str, int]) -> dict[str, float]:
     """By how many updates the weights that sampled were older than those that learned, which had `versions`."""
-    lags, tokens = [0], [0]
+    lags = [0]
+    tokens = [0]
     for trajectory in worth.trajectories:
         for call in (transition.call for transition in trajectory.transitions if transition.call.policy in versions):
             ends = [*(first for first, _ in call.versions[1:]), call.response_ids.size]

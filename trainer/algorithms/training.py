@@ -74,7 +74,8 @@ class Training:
 
     async def start(self) -> None:
         """Start the gateway and the workers."""
-        algorithm, policies = self.algorithm, self.policies
+        algorithm = self.algorithm
+        policies = self.policies
         await self.workplace.start(
             algorithm.rules,
             policies.names[0],
@@ -124,7 +125,8 @@ class StepFunctions(TrainingSettings):
     @contextlib.asynccontextmanager
     async def loaded(self, run: Run, source: Source) -> AsyncIterator[Training]:
         """The run's policies, loaded for the block, with a workplace that may be started."""
-        spec, config = self.policy_spec(run.seed, source.steps), run.config
+        spec = self.policy_spec(run.seed, source.steps)
+        config = run.config
         try:
             policies = await Policies.start(
                 spec,

@@ -223,7 +223,8 @@ def examine(path: Sequence[str] | None = None, *, gpus: Sequence[str] | None = N
     env = Packages(path, gpus=_gpus() if gpus is None else gpus)
     names = [name for group in LISTED.values() for name in group]
     versions = {name: None if (v := env.version(name)) is None else str(v) for name in names}
-    problems, covered = [], set()
+    problems = []
+    covered = set()
     for rule in RULES:
         if (message := rule.check(env)) is not None:
             problems.append(Finding(message, rule.hint, rule.source))

@@ -14,7 +14,8 @@ from agl.trainer.report import terminal
 CONTINUED = {"user": ("user",), "tool": ("tool",), "two tools": ("tool", "tool"), "tool, user": ("tool", "user")}
 """Kinds of new messages, as people name them."""
 LORA_RANK = 16
-STEP_TOKENS, ROW_TOKENS = 4096, 1024
+STEP_TOKENS = 4096
+ROW_TOKENS = 1024
 """Of the forward pass whose memory is shown."""
 
 

@@ -63,12 +63,14 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 _LONGEST_ID = 200
-PAGE, MOST_ROLLOUTS = 100, 512
+PAGE = 100
+MOST_ROLLOUTS = 512
 """Runs and rollouts of one answer."""
 MOST_CANDIDATES = 1_000
 """Of a prompt search."""
 MOST_MEMORIES = 100
-_METRIC_VALUES, _MOST_NAMES = 100_000, 50
+_METRIC_VALUES = 100_000
+_MOST_NAMES = 50
 _ENDS = ("val/reward", "train/reward")
 """The metrics whose first and last values the list of runs shows."""
 _GAP = 20
@@ -183,7 +185,8 @@ class _Api:
     """The JSON API."""
 
     def __init__(self, sources: Sequence[Source], keys: Keys) -> None:
-        self._sources, self._keys = sources, keys
+        self._sources = sources
+        self._keys = keys
         self._reports = asyncio.Semaphore(_AT_ONCE)
         self._turns = Turns()
 
@@ -234,7 +237,8 @@ class _Api:
         `deleted` those that were deleted."""
         chosen = _number(request, "store", None, most=len(self._sources) - 1)
         numbers = range(len(self._sources)) if chosen is None else [chosen]
-        after, deleted = _text(request, "after"), bool(_number(request, "deleted", 0, most=1))
+        after = _text(request, "after")
+        deleted = bool(_number(request, "deleted", 0, most=1))
         pages = await asyncio.gather(*(self._runs(number, after, deleted) for number in numbers))
         return {
             # Each store has its own order, whatever its clock said; between stores the clocks are all that is known.
@@ -297,7 +301,8 @@ class _Api:
         """What looked wrong so far (`alerts`), and the worst, the median and the best rollout of the last step by their
         reward (`samples`), with the last answer of each."""
         store, run = await self._run(request)
-        watch, entries = Watch(), defaultdict[int, dict[str, Any]](dict)
+        watch = Watch()
+        entries = defaultdict[int, dict[str, Any]](dict)
         for metric in await store.query_metrics([run.run_id], names=views.alert_names(run), limit=_METRIC_VALUES):
             entries[metric.step][metric.name] = metric.value
         for step in sorted(entries):
@@ -337,7 +342,8 @@ class _Api:
         there are."""
         store, run = await self._run(request)
         entries = await store.query_memories(run.run_id)
-        found, text = entries[::-1], _text(request, "text")
+        found = entries[::-1]
+        text = _text(request, "text")
         if text:
             by_id = {entry.id: entry for entry in entries}
             found = [by_id[id] for id, _ in await store.rank_memories(run.run_id, text) if id in by_id]
@@ -347,7 +353,8 @@ class _Api:
     async def step(self, request: Request) -> Any:
         """One step's rollouts by group; `total` of them, `next` to continue `after`, and the steps `around` it."""
         store, run = await self._run(request)
-        mode, step = _mode(request.path_params["mode"]), request.path_params["step"]
+        mode = _mode(request.path_params["mode"])
+        step = request.path_params["step"]
         limit = _number(request, "limit", 256, least=1, most=MOST_ROLLOUTS)
         assert limit is not None
         summaries = await store.query_step(run.run_id, step, mode=mode, after=_text(request, "after"), limit=limit)
@@ -441,7 +448,8 @@ class _Api:
         """Label a rollout with "value", a number or null to withdraw the label, and a "note"."""
         store = await self._store(request)
         changes = await self._changes(request)
-        value, text = changes.get("value"), changes.get("note")
+        value = changes.get("value")
+        text = changes.get("note")
         if not (value is None or (isinstance(value, int | float) and not isinstance(value, bool))):
             raise Refused(400, "the value is a number, or null to withdraw the label", "invalid_request")
         if not (text is None or isinstance(text, str)):

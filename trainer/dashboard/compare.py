@@ -16,7 +16,8 @@ from agl.trainer.store.types import RolloutSummary, TrainingRun
 
 MOST_ROLLOUTS = 10_000
 """Of one validation; larger ones are for `agl eval`."""
-_MOST_CHANGED, _MOST_LINKS = 200, 8
+_MOST_CHANGED = 200
+_MOST_LINKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,11 @@ async def compare(first: Validation, second: Validation) -> dict[str, Any]:
         NotStoredError: a run was not validated then.
         DatasetError: it has no rollouts, or too many.
     """
-    sides, tasks = [], []
+    sides = []
+    tasks = []
     for validation in (first, second):
-        run, store = validation.run, validation.store
+        run = validation.run
+        store = validation.store
         steps = [m.step for m in await store.query_metrics([run.run_id], names=["val/reward"])]
         step = steps[-1] if validation.step is None and steps else validation.step
         if step is None or step not in steps:

@@ -36,7 +36,9 @@ class Source:
 
     def __init__(self, name: str, url: str = "", store: Store | None = None) -> None:
         self.name = name
-        self.url, self._store, self._own = url, store, store is None
+        self.url = url
+        self._store = store
+        self._own = store is None
         # agl's own programs remove it from their environment before the store is opened.
         self._key = split_key(url)[1] or os.environ.get(CLIENT_VARIABLE)
         self._opening = asyncio.Lock()
@@ -55,7 +57,8 @@ class Source:
     async def close(self) -> None:
         """Close the store, if it was opened here. Idempotent."""
         if self._own and self._store is not None:
-            store, self._store = self._store, None
+            store = self._store
+            self._store = None
             await store.close()
 
     async def _open(self) -> Store:

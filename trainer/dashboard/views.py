@@ -23,11 +23,15 @@ from agl.trainer.run.about import About
 from agl.trainer.run.candidates import Candidate, changes
 from agl.trainer.store.types import Attempt, Metric, Rollout, RolloutSummary, TrainedCall, TrainingRun
 
-TEXT, SHORT_TEXT = 20_000, 600
+TEXT = 20_000
+SHORT_TEXT = 600
 """Longest text on a page about it, and in a table; in characters."""
-MOST_TOKENS, MOST_SPANS, MOST_VALUES = 8_000, 1_500, 5_000
+MOST_TOKENS = 8_000
+MOST_SPANS = 1_500
+MOST_VALUES = 5_000
 """Of one answer. Tokens beyond that are on its next page; of spans, and of values within one, the first are shown."""
-MOST_TEXT, SPAN_TEXT = 1_000_000, 8_000
+MOST_TEXT = 1_000_000
+SPAN_TEXT = 8_000
 """Characters of one value, and of one span, of which there can be thousands: a chat span repeats the conversation."""
 _DEPTH = 40
 
@@ -182,14 +186,16 @@ def report_json(report: RolloutReport, spans: Sequence[Span], first: tuple[int, 
     """
     calls: list[dict[str, Any]] = []
     start, skipped = first
-    left, following = MOST_TOKENS, None
+    left = MOST_TOKENS
+    following = None
     for position, call in enumerate(report.calls[start:], start):
         tokens = call.tokens[skipped:]
         calls.append(_call(call, position, skipped, tokens[:left]))
         if len(tokens) > left:
             following = [position, skipped + left]
             break
-        left, skipped = left - len(tokens), 0
+        left = left - len(tokens)
+        skipped = 0
         if left <= 0 and position + 1 < len(report.calls):
             following = [position + 1, 0]
             break

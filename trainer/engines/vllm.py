@@ -143,7 +143,8 @@ class VLLMEngine(ServedModel):
 
     async def close(self) -> None:
         """Close the connections; calls that use them fail. Idempotent; the engine may be connected again."""
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         if session is not None:
             await session.close()
 
@@ -264,7 +265,8 @@ class VLLMEngine(ServedModel):
         """The parts of an answer; `on_tokens` is called with each as it comes."""
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         data = orjson.dumps({**body, **streamed}, option=orjson.OPT_SERIALIZE_NUMPY)
-        session, parts = self._connections(), []
+        session = self._connections()
+        parts = []
 
         async def begin() -> aiohttp.ClientResponse:
             try:

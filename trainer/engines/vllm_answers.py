@@ -115,9 +115,11 @@ def refusal(status: int, body: bytes) -> AglError:
     try:
         error = orjson.loads(body)
         error = error.get("error", error)
-        message, param = str(error.get("message") or error), error.get("param")
+        message = str(error.get("message") or error)
+        param = error.get("param")
     except (orjson.JSONDecodeError, AttributeError):
-        message, param = shown(body), None
+        message = shown(body)
+        param = None
     text = f"the server refuses ({status}): {message}"
     if status in (401, 403):
         return ConfigError(text, hint="give its key: VLLMEngine(api_key=), or VLLM_API_KEY")

@@ -40,7 +40,8 @@ Evaluated = str | Path | Mapping[str, str | Path] | ServedModel | None
 OWN_MODEL = "own model"
 """The policy's name where an agent is evaluated on its own models alone."""
 _FACTS = "evaluation.json"
-_BLOCKS, _BLOCK = 64, 4096
+_BLOCKS = 64
+_BLOCK = 4096
 
 
 async def evaluate_async(

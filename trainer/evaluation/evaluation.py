@@ -5,6 +5,7 @@ Invariant: an `Evaluation` is a function of stored rollouts, whether `agl.evalua
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from agl.trainer.report.export.json_files import to_json
 from agl.trainer.run.trainer import Result
 from agl.trainer.store.base import Store
 from agl.trainer.store.location import read_store
+from agl.trainer.store.types import RolloutSummary
 
 Success = float | IsSuccess
 """The total reward that makes a rollout a success, or a function of the rollout."""
@@ -63,10 +65,11 @@ class Evaluation:
             DatasetError: one of them has no rollout.
         """
         if isinstance(success, int | float):
-            # Sums of rewards such as 0.1 + 0.2 + 0.7 are not exact.
-            what, is_success = f"total reward >= {success:g}", lambda s: (s.reward or 0.0) >= success - 1e-9
+            what = f"total reward >= {success:g}"
+            is_success = functools.partial(_reaches, success)
         else:
-            what, is_success = getattr(success, "__name__", type(success).__name__), success
+            what = getattr(success, "__name__", type(success).__name__)
+            is_success = success
         tasks: dict[int, Any] = {}
         policies = {}
         for name, query in queries.items():
@@ -173,3 +176,8 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         return views.fragment(self)
+
+
+def _reaches(least: float, rollout: RolloutSummary) -> bool:
+    # Sums of rewards such as 0.1 + 0.2 + 0.7 are not exact.
+    return (rollout.reward or 0.0) >= least - 1e-9

@@ -161,7 +161,8 @@ async def evaluated_rollouts(
 
     async def read(summary: RolloutSummary) -> EvaluatedRollout:
         async with places:
-            rollout_id, attempt = summary.rollout.rollout_id, summary.rollout.attempts
+            rollout_id = summary.rollout.rollout_id
+            attempt = summary.rollout.attempts
             spans = await store.query_spans(rollout_id, attempt)
             if summary.calls > sum(s.operation == semconv.CHAT for s in spans):
                 spans = completed(spans, await store.query_calls(rollout_id, attempt))
@@ -185,7 +186,8 @@ def _evaluated(summary: RolloutSummary, spans: Sequence[Span], is_success: IsSuc
             numbers = agents[span.agent or "?"]
             numbers["calls"] += 1
             numbers["tokens"] += totals([span])["output_tokens"] or 0
-    of_attempt, cost = totals(spans), prices.total(span for span in spans if span.operation == semconv.CHAT)
+    of_attempt = totals(spans)
+    cost = prices.total(span for span in spans if span.operation == semconv.CHAT)
     root = next((s for s in spans if s.parent_id is None), None)
     return EvaluatedRollout(
         rollout.rollout_id,

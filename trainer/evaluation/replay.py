@@ -109,7 +109,8 @@ async def replay(
     policy = await FrozenPolicy.load(PolicySpec(model, DEFAULT_POLICY), progress=Progress(progress))
     try:
         candidate = await asyncio.to_thread(recorded.with_tokens, dict.fromkeys(selection.policies, policy.rendering))
-        texts, transitions = as_texts.conversations, candidate.attempt.trajectory.transitions
+        texts = as_texts.conversations
+        transitions = candidate.attempt.trajectory.transitions
         calls = [t.call for t in transitions if t.call.id in texts]
         _require(calls, candidate.refused, rollout.rollout_id)
         stops = tuple(dict.fromkeys((*policy.rendering.stop_token_ids, *policy.stop_token_ids)))
@@ -131,17 +132,20 @@ def _require(calls: Collection[Any], refused: Mapping[str, int], rollout_id: str
 
 
 async def _answer(policy: FrozenPolicy, call: Call, texts: Conversation, sampling: Sampling) -> ReplayedCall:
-    tools, engine = list(texts.tools) or None, policy.engine
+    tools = list(texts.tools) or None
+    engine = policy.engine
     try:
         completion = await engine.generate(Request(call.prompt_ids, sampling))
     except ContextLengthError as error:
-        answer, reason = {"role": "assistant", "content": ""}, error.message
+        answer = {"role": "assistant", "content": ""}
+        reason = error.message
     else:
         parsed = policy.rendering.parse(completion.token_ids, tools, prompt_ids=call.prompt_ids)
         calls = [{"function": {"name": c.name, "arguments": c.arguments}} for c in parsed.tool_calls]
         answer = {"role": "assistant", "content": parsed.content, **({"tool_calls": calls} if calls else {})}
         reason = completion.finish_reason
-    logprob, ids = None, np.concatenate([call.prompt_ids, call.response_ids])
+    logprob = None
+    ids = np.concatenate([call.prompt_ids, call.response_ids])
     if isinstance(engine, LocalPolicy) and call.response_ids.size and ids.size <= engine.max_context:
         logprob = float((await engine.engine_logprobs(ids))[-call.response_ids.size :].mean())
     message = texts.messages[-1] if texts.messages else {}

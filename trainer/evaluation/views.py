@@ -17,7 +17,8 @@ from agl.trainer.report.prices import dollars
 
 SHOWN_FLIPS = 50
 """How many tasks that flipped an HTML report shows in each direction."""
-_TASK, _SUMMARY = 1_000, 120
+_TASK = 1_000
+_SUMMARY = 120
 
 
 class Evaluated(Protocol):

@@ -370,7 +370,8 @@ def _count(work: _Work, completions: Sequence[Completion], measured: Measured) -
 
 
 async def _choice(work: _Work, turns: Turns, number: int, prompt: IntArray, completion: Completion) -> dict[str, Any]:
-    body, rendering = work.body, work.served.rendering
+    body = work.body
+    rendering = work.served.rendering
 
     async def in_turn(function: Callable[..., T], *arguments: Any) -> T:
         async with turns as turn:

@@ -248,7 +248,8 @@ class Gateway:
         # The attempt was closed while the body was read.
         if pending.recorded:
             raise invalid_key(pending.access.rollout_id, pending.access.attempt)
-        pending.task, pending.request = asyncio.current_task(), request
+        pending.task = asyncio.current_task()
+        pending.request = request
         for other in list(pending.access.pending) if pending.retry else ():
             if pending.replaces(other):
                 other.cancel(RequestError(499, "the client has sent the request again", code="sent_again"))
@@ -355,7 +356,8 @@ class Gateway:
         on_tokens: OnTokens | None,
     ) -> Reply:
         """Sample one choice, parse it, record its call, and make it continuable."""
-        access, k = pending.access, choice.number
+        access = pending.access
+        k = choice.number
         sampling = replace(sampling, seed=access.request_seed(pending.index, k, request.sampling.seed))
         session = match.parent.session if match.parent else pending.response_id
         session = f"{session}/{k}" if k else session
@@ -387,7 +389,8 @@ class Gateway:
         )
         reasoned = 0
         if parsed.reasoning:
-            size, places = completion.token_ids.size, served.rendering.reasoning_places
+            size = completion.token_ids.size
+            places = served.rendering.reasoning_places
             reasoned = len(await _off_loop(size, places, completion.token_ids, parsed, prompt_ids=choice.prompt))
         whole = parsed
         parsed = cut_at_stop(parsed, sampling.stop)
@@ -468,7 +471,8 @@ class Gateway:
         pending.recorded = True
         pending.access.pending.discard(pending)
         cancelled = pending.cancel_cause is not None or not isinstance(error, RequestError)
-        why, code = str(error), getattr(error, "code", None)
+        why = str(error)
+        code = getattr(error, "code", None)
         if why and not self.capture_content:
             # A refusal may quote the request.
             why = code or type(error).__name__

@@ -98,7 +98,8 @@ async def stored_response(gateway: Gateway, request: Request) -> Response:
     Raises:
         RequestError: as `attempt_of`; 404, there is no such response; 400, it is wanted as a stream.
     """
-    responses, response_id = attempt_of(gateway, request).responses, request.path_params["response"]
+    responses = attempt_of(gateway, request).responses
+    response_id = request.path_params["response"]
     if request.method == "DELETE":
         responses.delete(response_id)
         return answer({"id": response_id, "object": "response", "deleted": True})

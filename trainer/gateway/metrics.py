@@ -77,7 +77,8 @@ class Measured:
     """One request."""
 
     def __init__(self, metrics: Metrics, application: str, model: str) -> None:
-        self._metrics, self._labels = metrics, (application, model)
+        self._metrics = metrics
+        self._labels = (application, model)
         self._began = time.monotonic()
         self._waiting = True
 

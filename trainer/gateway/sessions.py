@@ -125,7 +125,10 @@ class Sessions:
         digests = tuple(map(digest, messages))
         chain = _chain(digests)
         tools_digest = hash_of(orjson.dumps([policy, list(tools or ())], option=orjson.OPT_SORT_KEYS))
-        parent, new, cause, detail = None, 0, None, None
+        parent = None
+        new = 0
+        cause = None
+        detail = None
         for n in range(len(digests) - 1, 0, -1):
             turns = self._turns.get(chain[n])
             if turns is None:
@@ -133,9 +136,11 @@ class Sessions:
             if any(m.get("role") == "assistant" for m in messages[n:]):
                 cause, detail = self._rewritten(messages, digests, chain)
             elif tools_digest in turns:
-                parent, new = turns[tools_digest], n
+                parent = turns[tools_digest]
+                new = n
             else:
-                cause, detail = ForkCause.TOOLS_CHANGED, "the tools are not those of the turn before"
+                cause = ForkCause.TOOLS_CHANGED
+                detail = "the tools are not those of the turn before"
             break
         else:
             known = self._known_prefix(chain)
@@ -215,7 +220,8 @@ class Sessions:
             last = max((i for i, d in enumerate(digests) if d in places), default=-1)
             there = before[known : places[digests[last]] + 1]
             if known and not answered:
-                last, there = len(digests) - 1, before[known:]
+                last = len(digests) - 1
+                there = before[known:]
             gone = (Counter(there) - Counter(digests[known : last + 1])).total()
             others = [i for i in range(known, last + 1) if digests[i] not in places]
             if others == [0] and gone <= 1 and messages[0].get("role") in ("system", "developer"):

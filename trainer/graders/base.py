@@ -211,7 +211,8 @@ class Weighted(Grader):
         for weight, part in self.parts.values():
             own = part.range if isinstance(part, Grader) else (-math.inf, math.inf)
             ends = sorted(0.0 if weight == 0 else weight * end for end in own)
-            low, high = low + ends[0], high + ends[1]
+            low = low + ends[0]
+            high = high + ends[1]
         return (low, high) if self.clip is None else (max(low, self.clip[0]), min(high, self.clip[1]))
 
     @property
@@ -261,7 +262,8 @@ class Weighted(Grader):
         return {name: RewardCaller(part) for name, (_, part) in self.parts.items()}
 
     def _sum(self, values: Mapping[str, Any]) -> dict[str, float]:
-        total, parts = 0.0, {}
+        total = 0.0
+        parts = {}
         for name, value in values.items():
             main, others = _split(name, value)
             total += self.parts[name][0] * main.value

@@ -14,7 +14,8 @@ def fenced(text: str, accepts: Callable[[str], bool] = lambda info: True) -> lis
         accepts: whether a fence followed by this info opens a block; another one is plain text.
     """
     blocks: list[tuple[str, str]] = []
-    at, line = 0, -1
+    at = 0
+    line = -1
     while (start := text.find(FENCE, at)) >= 0:
         inside = start + len(FENCE)
         if line < inside:

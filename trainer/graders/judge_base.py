@@ -199,7 +199,8 @@ class Judge(Named, Generic[T]):
 
     async def ask_async(self, question: Question) -> T:
         """`ask` with an async client."""
-        client, text = self._async_client(), ""
+        client = self._async_client()
+        text = ""
         for attempt in range(self.asks):
             try:
                 response = await client.chat.completions.create(**self._request(question, attempt))
@@ -279,7 +280,8 @@ def answer_schema(**properties: Any) -> dict[str, Any]:
 
 def json_object(text: str) -> Mapping[str, Any]:
     """The JSON object in a text, which may stand between others; empty if there is none."""
-    start, end = text.find("{"), text.rfind("}")
+    start = text.find("{")
+    end = text.rfind("}")
     if 0 <= start < end:
         try:
             value = json.loads(text[start : end + 1])

@@ -99,7 +99,8 @@ class RankJudge(Judge[tuple[float, ...]]):
         own = ["\n".join(lines[shared:]) or "(nothing)" for lines in runs]
         # Rollouts that are the same are shown once, and cannot get different scores.
         texts = list(dict.fromkeys(own))
-        n, votes = len(texts), min(self.votes, len(texts))
+        n = len(texts)
+        votes = min(self.votes, len(texts))
         order = random.Random(f"{self.seed}\0{beginning}\0{sorted(texts)}").sample(range(n), n)
         # Each vote begins with another rollout, evenly spaced: with n votes, each is at each place once.
         starts = [vote * n // votes for vote in range(votes)]

@@ -58,7 +58,8 @@ def _share(schema: Any, value: Any, errors: list[Any]) -> float:
     named = {*schema.get("properties", ()), *schema.get("required", ())} if isinstance(schema, Mapping) else set()
     if not named or not isinstance(value, Mapping):
         return 0.0
-    wrong, whole = set(), False
+    wrong = set()
+    whole = False
     for error in errors:
         if error.absolute_path:
             wrong.add(error.absolute_path[0])

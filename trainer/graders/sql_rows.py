@@ -28,15 +28,18 @@ def same_rows(rows: Rows, expected: Rows, *, ordered: bool, distinct: bool, tole
         pairs = zip(left, right, strict=False)
         return len(left) == len(right) and all(_close(a, b, tolerance) for a, b in pairs)
     if distinct:
-        left, right = list(dict.fromkeys(left)), list(dict.fromkeys(right))
-        groups, others = _grouped(left), _grouped(right)
+        left = list(dict.fromkeys(left))
+        right = list(dict.fromkeys(right))
+        groups = _grouped(left)
+        others = _grouped(right)
         return groups.keys() == others.keys() and all(
             _covered(groups[key], others[key], tolerance) and _covered(others[key], groups[key], tolerance)
             for key in groups
         )
     if len(left) != len(right):
         return False
-    groups, others = _grouped(left), _grouped(right)
+    groups = _grouped(left)
+    others = _grouped(right)
     return groups.keys() == others.keys() and all(_paired(groups[key], others[key], tolerance) for key in groups)
 
 
@@ -87,7 +90,8 @@ def _grouped(rows: list[tuple[Cell, ...]]) -> dict[Hashable, list[tuple[Cell, ..
 def _paired(left: list[tuple[Cell, ...]], right: list[tuple[Cell, ...]], tolerance: float) -> bool:
     if len(left) != len(right):
         return False
-    left, right = sorted(left, key=_numbers), sorted(right, key=_numbers)
+    left = sorted(left, key=_numbers)
+    right = sorted(right, key=_numbers)
     if all(_close(a, b, tolerance) for a, b in zip(left, right, strict=True)):
         return True
     if len(left) > _SEARCHED:

@@ -60,7 +60,8 @@ def without_quoted(query: str) -> str:
     at = 0
     never_closed: set[str] = set()
     while opening := _OPENS.search(query, at):
-        mark, end = opening[0], -1
+        mark = opening[0]
+        end = -1
         if mark not in never_closed:
             close = _CLOSES[mark]
             end = query.find(close, opening.end())
@@ -225,7 +226,8 @@ def _sqlalchemy(url: str, job: dict[str, Any]) -> Iterator[Callable[[str], Rows]
 def _within(result: Any, job: dict[str, Any]) -> Rows:
     """The rows of a cursor, a few at a time, within the limits of their number and bytes."""
     rows: list[tuple[Any, ...]] = []
-    size, most = 0, job["max_mb"] << 20
+    size = 0
+    most = job["max_mb"] << 20
     while part := result.fetchmany(_FETCHED):
         for row in map(tuple, part):
             rows.append(row)

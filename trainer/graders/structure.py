@@ -149,9 +149,11 @@ def _elements(text: str) -> tuple[dict[str, int], list[str]]:
 
 def _tags(text: str, tags: tuple[str, ...]) -> list[float]:
     """For each tag whether it is present once, closed, and after the previous one."""
-    met, position = [], 0
+    met = []
+    position = 0
     for tag in tags:
-        opened, closed = text.find(f"<{tag}>", position), text.find(f"</{tag}>", position)
+        opened = text.find(f"<{tag}>", position)
+        closed = text.find(f"</{tag}>", position)
         once = text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1
         valid = once and 0 <= opened < closed
         met.append(float(valid))

@@ -112,7 +112,8 @@ class FuzzyMatch(_Normalising):
 
     def compare(self, text: str, reference: str) -> float:
         """Similarity, 0 below the threshold. Equal texts have similarity 1, also empty ones."""
-        left, right = self.normal(text), self.normal(reference)
+        left = self.normal(text)
+        right = self.normal(reference)
         value = 1.0 if left == right else self._score(left, right) / 100
         return value if value >= self.threshold else 0.0
 
@@ -128,7 +129,8 @@ class TokenF1(AgainstReference):
 
     def compare(self, text: str, reference: str) -> float:
         """Harmonic mean of precision and recall over the multisets of words."""
-        left, right = squad(text).split(), squad(reference).split()
+        left = squad(text).split()
+        right = squad(reference).split()
         if not left or not right:
             return float(left == right)
         shared = sum((Counter(left) & Counter(right)).values())
@@ -163,7 +165,8 @@ class Contains(_Normalising):
 
     def compare(self, text: str, reference: str) -> float:
         """1 or 0."""
-        whole, part = self.normal(text), self.normal(reference)
+        whole = self.normal(text)
+        part = self.normal(reference)
         if not self.whole_words:
             return float(part in whole)
         return float(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", whole) is not None)

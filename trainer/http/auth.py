@@ -20,7 +20,8 @@ from agl.trainer.http.browsers import is_loopback
 
 Role = Literal["operator", "runner"]
 
-OPERATOR_VARIABLE, RUNNER_VARIABLE = "AGL_OPERATOR_KEY", "AGL_RUNNER_KEY"
+OPERATOR_VARIABLE = "AGL_OPERATOR_KEY"
+RUNNER_VARIABLE = "AGL_RUNNER_KEY"
 CLIENT_VARIABLE = "AGL_KEY"
 """The variable of the key that a client sends if its URL has none."""
 LEASE_HEADER = "agl-lease"
@@ -141,5 +142,6 @@ class Keys:
             return "operator" if "origin" not in headers else None
         key = key_of(headers)
         # Always both comparisons, so that the time tells nothing.
-        is_operator, is_runner = matches(key, self.operator), matches(key, self.runner or b"")
+        is_operator = matches(key, self.operator)
+        is_runner = matches(key, self.runner or b"")
         return "operator" if is_operator else "runner" if is_runner else None

@@ -36,7 +36,8 @@ class Body:
 
     def __init__(self, content: bytes, request: Request, turn: Turns | None) -> None:
         self.content, self.limits = content, limits_of(request)
-        self._request, self._turn = request, turn
+        self._request = request
+        self._turn = turn
 
     async def read(self, function: Callable[..., T], *arguments: Any) -> T:
         """The result of a function of the bytes and the arguments: on a thread where the body is large."""
@@ -112,7 +113,9 @@ async def received(request: Request, refuse: Callable[[int], Exception | None]) 
         Refused: it exceeds what any body may have, or comes too slowly.
         ClientDisconnect: the client hung up.
     """
-    content, size, refusal = bytearray(), int(request.headers.get("content-length", 0)), None
+    content = bytearray()
+    size = int(request.headers.get("content-length", 0))
+    refusal = None
     try:
         async for chunk in request.stream():
             size = max(size, len(content) + len(chunk))
@@ -160,7 +163,8 @@ def check_json_lines(content: bytes, limits: Limits) -> None:
     Raises:
         Refused: 400 or 413.
     """
-    values, most = 0, _LINES * limits.body_values
+    values = 0
+    most = _LINES * limits.body_values
     for line in io.BytesIO(content):
         opening = line.count(b"[") + line.count(b"{")
         # Texts have commas, too, but not so many.

@@ -32,7 +32,8 @@ class BrowserCheck:
     """
 
     def __init__(self, app: ASGIApp, *, loopback: bool) -> None:
-        self.app, self._loopback = app, loopback
+        self.app = app
+        self._loopback = loopback
         self._names = {n.strip().lower() for n in os.environ.get(HOSTS_VARIABLE, "").split(",") if n.strip()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

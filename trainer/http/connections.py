@@ -56,7 +56,8 @@ class _Connection(HttpToolsProtocol):
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         super().__init__(**options)
-        self._connections, self._limits = connections, connections.limits
+        self._connections = connections
+        self._limits = connections.limits
         self._head: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._trailing = False

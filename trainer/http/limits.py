@@ -120,7 +120,9 @@ class Refused(HTTPException):
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(status, message, {"retry-after": str(RETRY_SECONDS)} if status in (429, 503) else None)
-        self.status, self.message, self.code = status, message, code
+        self.status = status
+        self.message = message
+        self.code = code
 
 
 class _Unread(OSError):
@@ -172,7 +174,8 @@ def check_json(body: bytes, depth: int, values: int, name: str = "json_values") 
         inside = int(quotes[-1]) & 1
         outside = text[(quotes & 1) == 0]
         # "[" and "{" differ in one bit, and so do "]" and "}".
-        opening, closing = (outside | 0x20) == ord("{"), (outside | 0x20) == ord("}")
+        opening = (outside | 0x20) == ord("{")
+        closing = (outside | 0x20) == ord("}")
         count += int(np.count_nonzero(opening)) + int(np.count_nonzero(outside == ord(",")))
         if count > values:
             found = f"the body has {count} JSON values or more, the limit is {values}"
@@ -194,7 +197,8 @@ class Bounded:
     """ASGI middleware that enforces `limits` on an application."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self.app, self.limits = app, limits
+        self.app = app
+        self.limits = limits
         self._running = 0
         self._buffered = 0
 
@@ -238,8 +242,11 @@ class _Exchange:
     """One request and its answer, within bounds."""
 
     def __init__(self, bounded: Bounded, scope: Scope, receive: Receive, send: Send) -> None:
-        self._bounded, self._limits, self._scope = bounded, bounded.limits, scope
-        self._receive, self._send = receive, send
+        self._bounded = bounded
+        self._limits = bounded.limits
+        self._scope = scope
+        self._receive = receive
+        self._send = send
         self._started: float | None = None
         self._complete = not any(name in (b"content-length", b"transfer-encoding") for name, _ in scope["headers"])
         self.size = 0

@@ -83,7 +83,8 @@ class KeyAuth(httpx.Auth):
     """Sends a key: the given one, else that of this user's server at the URL, which a new start of it replaces."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self._url, self._key = url, key
+        self._url = url
+        self._key = key
         self._local = None if key else find(url)
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:

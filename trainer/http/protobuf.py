@@ -13,7 +13,10 @@ from agl.trainer.http.limits import Limits, Refused, setting
 Fields = Mapping[int, Any]
 """Number of a field that holds a message -> the `Fields` of that message."""
 
-_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+_VARINT = 0
+_EIGHT_BYTES = 1
+_LENGTH = 2
+_FOUR_BYTES = 5
 """Wire types."""
 MOST_BYTES = 10
 """Of a number, which has 64 bits at most."""
@@ -97,7 +100,8 @@ def _number(body: bytes, position: int) -> tuple[int, int]:
     position += 1
     if byte < 128:
         return byte, position
-    number, shift = byte & 127, 7
+    number = byte & 127
+    shift = 7
     while byte >= 128:
         if shift >= 7 * MOST_BYTES:
             raise Refused(400, f"a number has more than {MOST_BYTES} bytes", "invalid_protobuf")

@@ -54,10 +54,13 @@ class HttpServer:
         limits: Limits | None = None,
         minted_key: str | None = None,
     ) -> None:
-        self.host, self.port, self.error = host, port, error
+        self.host = host
+        self.port = port
+        self.error = error
         self.limits = limits or Limits.of_environment()
         self.app = Bounded(BrowserCheck(app, loopback=is_loopback(host)), self.limits)
-        self.url, self._minted_key = "", minted_key
+        self.url = ""
+        self._minted_key = minted_key
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -107,7 +110,10 @@ class HttpServer:
         """Stop listening. Open requests have `seconds` to end, and two more after `cancel` is called. Idempotent."""
         if self._server is None or self._task is None:
             return
-        server, task, self._server, self._task = self._server, self._task, None, None
+        server = self._server
+        task = self._task
+        self._server = None
+        self._task = None
         self.url = ""
         if self._minted_key is not None:
             local_key.withdraw(self.host, self.port, self._minted_key)

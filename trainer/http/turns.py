@@ -57,7 +57,8 @@ class Turns:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        job, self._job = self._job, None
+        job = self._job
+        self._job = None
         if job is None or job.done():
             self._free.release()
             return

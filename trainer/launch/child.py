@@ -14,7 +14,8 @@ from typing import Any
 
 from agl.trainer.processes.environment import hide_process
 
-NOT_FOUND, NOT_EXECUTABLE = 127, 126
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
 """Exit statuses of a shell for a command that does not start."""
 GRACE_SECONDS = 1.0
 """How long after Ctrl-C the command may run before it gets the signal from here."""

@@ -39,7 +39,8 @@ class Recording:
     def __init__(self, store: Store, models: dict[str, str]) -> None:
         self.run_id = f"serve-{uuid.uuid4().hex[:8]}"
         self.rollouts = 0
-        self._store, self._models = store, models
+        self._store = store
+        self._models = models
         self._begun: dict[str, None] = {}
         self._one_at_a_time = asyncio.Lock()
         self._failed = False

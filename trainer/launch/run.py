@@ -178,7 +178,8 @@ class CommandRollout:
     async def end(self, process_exit: child.ProcessExit) -> dict[str, Any]:
         """Record how the command ended; the rollout's facts."""
         self.ended = True
-        rollout_id, attempt = self.context.rollout_id, self.context.attempt
+        rollout_id = self.context.rollout_id
+        attempt = self.context.attempt
         calls = await self.gateway.close_attempt(rollout_id, attempt)
         await self.proxy.close()
         spans = await self.store.query_spans(rollout_id, attempt)

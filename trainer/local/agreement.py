@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 """Largest difference of log-probs, in nats, that rounding explains, by the dtype of the weights: they are computed
 without autocast."""
-LONG, SHORT = 32, 8
+LONG = 32
+SHORT = 8
 """Tokens of the rows that are compared. A row at the context's end has no more of them: its positions count."""
 WIDEST = 512
 """Of a window up to this, the long row is longer by `LONG`, so that it slides over it."""
@@ -132,7 +133,8 @@ def _beside(model: Any, ids: IntArray, *firsts: int) -> FloatArray:
     base = _base(model)
     embedding = base.get_input_embeddings().weight
     at = {"device": embedding.device}
-    n, rows = ids.size, len(firsts)
+    n = ids.size
+    rows = len(firsts)
     mask = torch.full((n, n), torch.finfo(embedding.dtype).min, dtype=embedding.dtype, **at).triu(1)
     positions = torch.tensor(firsts, **at)[:, None] + torch.arange(n, **at)
     tokens = torch.from_numpy(ids).long().to(**at).expand(rows, -1)

@@ -32,9 +32,11 @@ def prepare(source: str, template: str | None, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
     from transformers.utils.hub import cached_file
 
-    file, model = gguf_file(source), None
+    file = gguf_file(source)
+    model = None
     if file is not None:
-        tokenizer, model = gguf_tokenizer(read_gguf(file), file), gguf_model(file)
+        tokenizer = gguf_tokenizer(read_gguf(file), file)
+        model = gguf_model(file)
         config = model.config
     elif is_adapter(source):
         tokenizer, model = _merged(Path(source).expanduser())

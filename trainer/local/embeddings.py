@@ -47,7 +47,8 @@ class Embeddings:
         Raises:
             ModelLoadError: it has no output layer.
         """
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        embedding = model.get_input_embeddings()
+        head = model.get_output_embeddings()
         if head is None:
             raise ModelLoadError(f"{type(model).__name__} has no output layer", hint="train a causal language model")
         names = {id(module): name for name, module in model.named_modules()}
@@ -171,7 +172,8 @@ def untie(model: Any) -> None:
     """Give the output layer of a peft model weights of its own, where an adapter changes it in another way than the
     embedding that it shares them with."""
     base = model.get_base_model()
-    embedding, head = base.get_input_embeddings(), base.get_output_embeddings()
+    embedding = base.get_input_embeddings()
+    head = base.get_output_embeddings()
     layer = _base_layer(head)
     if layer.weight is not _base_layer(embedding).weight:
         return

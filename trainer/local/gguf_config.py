@@ -56,7 +56,9 @@ OTHER_KEYS = re.compile(
     r"|tokenizer\.ggml\.(model|pre|tokens|token_type|token_type_count|scores|merges|add_\w+|\w+_token_ids?)$"
 )
 """Keys that do not describe an architecture: facts about the file, and what the tokenizer is built from."""
-ROPE_FREQS, ROPE_LONG, ROPE_SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_FREQS = "rope_freqs.weight"
+ROPE_LONG = "rope_factors_long.weight"
+ROPE_SHORT = "rope_factors_short.weight"
 LLAMA3_BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Of every model with this scaling."""
 
@@ -226,7 +228,8 @@ def _llama3(plain: dict[str, Any], factors: np.ndarray, file: Path) -> dict[str,
     frequencies = plain["rope_theta"] ** -(np.arange(factors.size) / factors.size)
     wavelengths = 2 * math.pi / frequencies
     factor = float(factors.max())
-    low, high = LLAMA3_BANDS["low_freq_factor"], LLAMA3_BANDS["high_freq_factor"]
+    low = LLAMA3_BANDS["low_freq_factor"]
+    high = LLAMA3_BANDS["high_freq_factor"]
     for original in (2**power for power in range(5, 24)):
         smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
         if np.allclose(1.0 / ((1.0 - smooth) / factor + smooth), factors, rtol=1e-4):

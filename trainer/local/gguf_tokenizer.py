@@ -68,7 +68,10 @@ _SPELLINGS = {
     QWEN2.replace(_CONTRACTIONS, _SPELLED_OUT): QWEN2,
 }
 """Other spellings of the same regular expressions."""
-_NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
+_NORMAL = 1
+_CONTROL = 3
+_USER_DEFINED = 4
+_UNUSED = 5
 """Types of tokens."""
 _STOPS = ("eos", "eot", "eom")
 """Keys of tokens that end an answer."""
@@ -199,7 +202,8 @@ def _pre_tokenizer(description: Mapping[str, Any]) -> str:
     Args:
         description: tokenizer.json.
     """
-    model, normalizer = description["model"], description["normalizer"]
+    model = description["model"]
+    normalizer = description["normalizer"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
         kind = "BPE with byte fallback" if model["type"] == "BPE" else model["type"]
         raise refused(f"its tokenizer is of the kind {kind}, and byte-level BPE alone is written")
@@ -261,7 +265,8 @@ def _tokens(description: Mapping[str, Any], rows: int) -> tuple[list[str], list[
 
 def _added_around(tokenizer: Any) -> tuple[bool, bool]:
     """Whether the tokenizer puts its first token before a text, and its last one behind it."""
-    bare, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
+    bare = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a")
     for first in (False, True):
         for last in (False, True):
             before = [tokenizer.bos_token_id] if first else []

@@ -202,7 +202,8 @@ class Grammars:
         from llguidance import LLMatcher
 
         stop = json.loads(grammar)["stop"]
-        tokenizer, why = self._prepared(tuple(stop)), ""
+        tokenizer = self._prepared(tuple(stop))
+        why = ""
         for text in self._lark.texts(grammar):
             matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
             if not matcher.is_error():

@@ -27,10 +27,8 @@ _SPACE = r"[\s\x1c-\x1f]*"
 _UNQUOTED_DEPTH = 4
 """How deep arguments without quotes are nested at most."""
 _COMBINING = {"allOf", "anyOf", "oneOf", "$ref", "if", "patternProperties", "unevaluatedProperties", "dependentSchemas"}
-_NAMED, _NESTED = (
-    {"properties", "$defs", "definitions"},
-    {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf"},
-)
+_NAMED = {"properties", "$defs", "definitions"}
+_NESTED = {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf"}
 """Keywords of JSON Schema: that can add properties; that hold schemas by name; that hold schemas."""
 _BY_NAME = _NAMED | {"patternProperties", "dependentSchemas"}
 _HOLDING = _NESTED | {"allOf", "not", "if", "then", "else", "contains"}
@@ -317,9 +315,11 @@ class Lark:
         ending = _escaped(END_THINK)
         # The parser ends a thought at the first text of its end, however that is spelled.
         if END_THINK in self._added:
-            thought, rule = f"THOUGHT {self._text(END_THINK)}", rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{ending}(.|\n)*/"
+            thought = f"THOUGHT {self._text(END_THINK)}"
+            rule = rf"THOUGHT: /(.|\n)*/ & ~/(.|\n)*{ending}(.|\n)*/"
         else:
-            thought, rule = "ended", rf"ended[lazy]: /(.|\n)*{ending}/"
+            thought = "ended"
+            rule = rf"ended[lazy]: /(.|\n)*{ending}/"
         return f"start: thought{'?' * optional} answer\nthought: {begin} {thought} /[ \\n]{{0,2}}/\n{rule}\n"
 
     def _marks_in(self, text: str) -> list[str]:

@@ -72,7 +72,9 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
         tqdm: Any = std.tqdm
 
         huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
-        init, update, iterate = tqdm.__init__, tqdm.update, tqdm.__iter__
+        init = tqdm.__init__
+        update = tqdm.update
+        iterate = tqdm.__iter__
 
         def __init__(bar: Any, *args: Any, **options: Any) -> None:
             init(bar, *args, **options)
@@ -94,9 +96,13 @@ class LoadingProgress(AbstractContextManager["LoadingProgress"]):
             bar.close()
 
         def uncount() -> None:
-            tqdm.__init__, tqdm.update, tqdm.__iter__ = init, update, iterate
+            tqdm.__init__ = init
+            tqdm.update = update
+            tqdm.__iter__ = iterate
 
-        tqdm.__init__, tqdm.update, tqdm.__iter__ = __init__, counted_update, __iter__
+        tqdm.__init__ = __init__
+        tqdm.update = counted_update
+        tqdm.__iter__ = __iter__
         return uncount
 
     def _add(self, bar: Any, n: float) -> None:
@@ -136,7 +142,10 @@ class _Bar:
     """What a progress bar has counted."""
 
     def __init__(self, what: str, is_bytes: bool, total: float | None) -> None:
-        self.what, self.is_bytes, self.total, self.done = what, is_bytes, total, 0.0
+        self.what = what
+        self.is_bytes = is_bytes
+        self.total = total
+        self.done = 0.0
 
     def __str__(self) -> str:
         if self.what in ("Interpreter", "Inductor Compilation"):  # torch's, while it compiles FlexAttention

@@ -13,10 +13,12 @@ from agl.trainer.local.config import LearnerConfig, Quantize
 from agl.trainer.local.learner.logprobs import CHUNK_ELEMENTS
 
 GIB = 2**30
-FLOAT32, BFLOAT16 = 4, 2
+FLOAT32 = 4
+BFLOAT16 = 2
 LOGITS_KEPT = 3
 """Float32 matrices of a chunk of logits that exist at once: divided by temperature, log-softmax, and its gradient."""
-NF4_BLOCK, NF4_SCALES = 64, 256
+NF4_BLOCK = 64
+NF4_SCALES = 256
 """Weights with one scale of a byte, and scales with one float32."""
 
 
@@ -144,7 +146,8 @@ def with_adapters(model: Any, rank: int, full: UpdateMemory, quantize: Quantize 
     float32 weights with gradient and moments. Activations are taken as for all weights: about a tenth too much. A
     quantised layer's weights are made wide one layer at a time.
     """
-    head, layers = model.get_output_embeddings(), adapted_layers(model)
+    head = model.get_output_embeddings()
+    layers = adapted_layers(model)
     adapters = sum(rank * (m.in_features + m.out_features) for m in layers)
     return replace(
         full,

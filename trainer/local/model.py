@@ -89,7 +89,8 @@ def load_policy(
         raise ConfigError(f"attention={attention!r} is not known", hint=nearest(attention, get_args(Attention)))
     check_files(name)
     config = load_config(name)
-    found, context = model_class(config, name), exact_context(config, name)
+    found = model_class(config, name)
+    context = exact_context(config, name)
     tokenizer = load_tokenizer(name)
     adapter = lora is not None
     require_memory(name, config, where, kind, trained=trained and not adapter, lora=adapter, quantize=quantize)
@@ -133,7 +134,8 @@ def add_adapter(policy: LoadedPolicy, lora: LoraSpec, seed: int = 0) -> LoadedPo
     from agl.trainer.local.embeddings import Embeddings, lora_config, prepare_rows
 
     name = f"adapter{len(policy.adapters)}"
-    targets, model = lora.target_modules, policy.model
+    targets = lora.target_modules
+    model = policy.model
     config = lora_config(lora, Embeddings.of(model.get_base_model() if isinstance(model, PeftModel) else model))
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -242,7 +242,8 @@ class PolicyProcess:
             EngineError: the process died, or made no progress for `load_timeout` seconds.
         """
         process = cls(specs)
-        limit, last = specs[0].load_timeout, "starting"
+        limit = specs[0].load_timeout
+        last = "starting"
 
         def on_loading(text: str) -> None:
             nonlocal last
@@ -316,7 +317,8 @@ class PolicyProcess:
     def _on_loss(self, rank: int) -> None:
         first = self._peers[0].lost is None
         child = self._children[rank]
-        ended, output = child.how_it_ended(), child.last_output()
+        ended = child.how_it_ended()
+        output = child.last_output()
         which = f", number {rank + 1} of {len(self._peers)}" if len(self._peers) > 1 else ""
         self._fail(
             f"the policy process died ({ended}{which})",

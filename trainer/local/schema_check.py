@@ -44,7 +44,8 @@ class SchemaCheck:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int) -> None:
-        self._tokenizer, self._vocabulary = tokenizer, vocabulary
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
         self._results: dict[str, ConfigError | None] = {}
         self._lock = threading.Lock()
         self._workers: dict[tuple[int, ...], Workers] = {}
@@ -79,7 +80,8 @@ class SchemaCheck:
 
     def _tried(self, parts: Mapping[str, Any], texts: Sequence[str], lark: Lark) -> ConfigError | None:
         """Why answers cannot be held to a grammar; None if they can."""
-        result, alone = self._try(texts[0], parts["stop"], _starts(parts)), _alone(parts)
+        result = self._try(texts[0], parts["stop"], _starts(parts))
+        alone = _alone(parts)
         if not _costs_too_much(result) and result["error"]:
             # It is not known to llguidance: the calls that an agent forces take any arguments then.
             if len(texts) > 1 and not self._try(texts[1], parts["stop"], _starts(parts)).get("error", "exceeds"):

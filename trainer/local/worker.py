@@ -179,7 +179,8 @@ class Worker:
         if copied:
             served_adapters = Adapters(self._served, names) if names else None
             self._learning = ThreadPoolExecutor(1, initializer=_prepare_thread, initargs=(loaded.device,))
-        model, device = loaded.model, loaded.device
+        model = loaded.model
+        device = loaded.device
         total = sum(map(n_weights, model.parameters()))
         context = min(first.max_context or loaded.max_context, loaded.max_context)
         with refusing_unknown(model, first.model):

@@ -61,7 +61,8 @@ class LoggerThread:
     def notes(self) -> list[str]:
         """Notes for the user since the last call."""
         with self._changed:
-            notes, self._notes = self._notes, []
+            notes = self._notes
+            self._notes = []
         return notes
 
     def close(self, deadline: float) -> None:

@@ -61,9 +61,12 @@ class Memory:
     ) -> None:
         if keep < 1:
             raise ConfigError(f"keep={keep}", hint="a memory keeps at least one entry")
-        self.store, self.name, self.keep = None if store is None else str(store), name, keep
+        self.store = None if store is None else str(store)
+        self.name = name
+        self.keep = keep
         self.rank: Rank = rank or Hybrid()
-        self.embed, self.redact = embed, redact
+        self.embed = embed
+        self.redact = redact
         self._unpruned = 0
         self._open: tuple[LoopThread, Store] | None = None
         # In this process alone nobody else writes: the index of a version is kept until the next write.
@@ -156,7 +159,8 @@ class Memory:
         offset: int = 0,
     ) -> list[tuple[str, ...]]:
         """The namespaces that have entries, in order; cut to `max_depth` names. "*" stands for any name."""
-        begin, end = tuple(prefix), tuple(suffix)
+        begin = tuple(prefix)
+        end = tuple(suffix)
         hits = self._find(Query(limit=self.keep * 2))
         fitting = {
             hit.namespace[:max_depth]

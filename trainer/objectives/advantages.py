@@ -204,7 +204,8 @@ def _compare(entries: Sequence[_Entry], estimator: Estimator | EstimatorFunction
     for key, members, rollout_mean, mean, deviation in zip(
         keys, cells.values(), rollout_returns, means, deviations, strict=True
     ):
-        values, size = [e.value for e in members], sizes[key]
+        values = [e.value for e in members]
+        size = sizes[key]
         alone = size < 2 and estimator in GROUPED
         if alone:
             advantages = np.zeros(len(values), dtype=np.float32)
@@ -268,7 +269,8 @@ def _summarise(
             dropped = None if transition.trainable else f"its answer was {call.finish_reason}"
             advantage = float(np.float32(totals[call.id]))
             if by_call[call.id].alone:
-                dropped, advantage = "its group has no other rollout to compare with", 0.0
+                dropped = "its group has no other rollout to compare with"
+                advantage = 0.0
             advantages[call.id] = advantage
             calls.append(
                 CallAdvantage(
@@ -375,7 +377,8 @@ def group_statistics(
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups_R):
         members.setdefault(group, []).append(i)
-    means_R, deviations_R = np.zeros_like(values_R), np.ones_like(values_R)
+    means_R = np.zeros_like(values_R)
+    deviations_R = np.ones_like(values_R)
     for rollouts in members.values():
         values_G = values_R[rollouts]
         if len(rollouts) > 1:
@@ -429,7 +432,8 @@ def whiten(values_C: FloatArray64 | Sequence[float], tokens_C: Sequence[int] | n
 
     Source: REINFORCE++, arXiv 2501.03262, eq. 3; verl's `masked_whiten` (sample variance, N - 1).
     """
-    x_C, n_C = np.asarray(values_C, dtype=np.float64), np.asarray(tokens_C, dtype=np.float64)
+    x_C = np.asarray(values_C, dtype=np.float64)
+    n_C = np.asarray(tokens_C, dtype=np.float64)
     total = n_C.sum()
     if total <= 1:
         return np.zeros(x_C.shape, dtype=np.float32)

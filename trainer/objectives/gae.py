@@ -27,7 +27,8 @@ def gae(
     """
     estimates_T = np.asarray(values_T, dtype=np.float64)
     advantages_T = np.empty_like(estimates_T)
-    advantage, next_estimate = 0.0, 0.0
+    advantage = 0.0
+    next_estimate = 0.0
     for t in range(estimates_T.size - 1, -1, -1):
         reward = return_ if t == estimates_T.size - 1 else 0.0
         advantage = reward + gamma * next_estimate - estimates_T[t] + gamma * lam * advantage

@@ -315,7 +315,8 @@ def dpo_loss(
 
     Source: DPO, arXiv 2305.18290, eq. 7; TRL's `DPOTrainer` with `loss_type="sigmoid"`.
     """
-    chosen_rewards_P, rejected_rewards_P = beta * (chosen_P - ref_chosen_P), beta * (rejected_P - ref_rejected_P)
+    chosen_rewards_P = beta * (chosen_P - ref_chosen_P)
+    rejected_rewards_P = beta * (rejected_P - ref_rejected_P)
     margin_P = chosen_rewards_P - rejected_rewards_P
     return PreferenceLoss(
         -functional.logsigmoid(margin_P), chosen_rewards_P, rejected_rewards_P, -beta * torch.sigmoid(-margin_P)

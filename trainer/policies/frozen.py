@@ -104,7 +104,8 @@ class FrozenPolicy:
                     hint="pass a directory or hub id that has it: model=, or --model",
                     path=directory,
                 ) from error
-            server_ids, ids = await engine.tokenize(PROBE), rendering.encode(PROBE)
+            server_ids = await engine.tokenize(PROBE)
+            ids = rendering.encode(PROBE)
             if server_ids is not None and server_ids != ids:
                 raise ConfigError(
                     f"{engine!r} has a different tokenizer from {directory}: a probe text is {len(server_ids)} tokens "

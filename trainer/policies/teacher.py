@@ -106,7 +106,8 @@ def _paths(row: TrainingRow) -> list[np.ndarray]:
     paths = []
     while left.any():
         # The last one: nothing continues after it.
-        at, path = int(np.flatnonzero(left)[-1]), []
+        at = int(np.flatnonzero(left)[-1])
+        path = []
         while at >= 0:
             path.append(at)
             at = int(row.parents[at])
@@ -117,7 +118,8 @@ def _paths(row: TrainingRow) -> list[np.ndarray]:
 
 def _check_tokenizer(teacher: str, student: str) -> None:
     """Refuse a teacher that has other ids for the student's tokens, or cuts texts differently."""
-    ours, theirs = load_tokenizer(student), load_tokenizer(teacher)
+    ours = load_tokenizer(student)
+    theirs = load_tokenizer(teacher)
     known: dict[str, int] = theirs.get_vocab()
     different = sorted((i, token) for token, i in ours.get_vocab().items() if known.get(token) != i)
     if different:

@@ -196,7 +196,8 @@ class VLLMServer:
     # -- the process --------------------------------------------------------------------------------------------------
 
     async def _until_ready(self, child: Child, timeout: float | None, on_progress: OnProgress) -> None:
-        lines, last = NewLines(child.log), time.monotonic()
+        lines = NewLines(child.log)
+        last = time.monotonic()
         while True:
             with contextlib.suppress(AglError):
                 return await self._control.connect()

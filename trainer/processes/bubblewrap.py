@@ -45,8 +45,11 @@ _FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK, all of them without a network; AF_VSOCK would reach the host."""
 _MOST_STEPS = 4096
 """Parts of a path and of what its links say: more than any path has that leads somewhere."""
-_ALLOW, _ERRNO = 0x7FFF0000, 0x50000
-_EQUAL, _AT_LEAST, _MASKED = 4, 5, 7
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x50000
+_EQUAL = 4
+_AT_LEAST = 5
+_MASKED = 7
 _MOST_FAMILIES = 64
 
 
@@ -144,7 +147,8 @@ def _placed(folders: Mapping[str, str], links: Mapping[str, str]) -> dict[str, t
 def _links_to(path: str) -> dict[str, str]:
     """The symbolic links that lead from a path to what is there: their own paths, without links -> their targets."""
     found = dict[str, str]()
-    place, waiting = "/", list(Path(path).parts)
+    place = "/"
+    waiting = list(Path(path).parts)
     for _ in range(_MOST_STEPS):
         if not waiting:
             break

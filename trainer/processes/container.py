@@ -25,7 +25,9 @@ class Container(Sandbox):
     python = "python3"
 
     def __init__(self, engine: str, image: str = IMAGE, network: str = "none") -> None:
-        self.name, self.image, self.network = engine, image, network
+        self.name = engine
+        self.image = image
+        self.network = network
 
     def problem(self) -> str | None:
         if not shutil.which(self.name):

@@ -220,7 +220,8 @@ def _overwrite(names: Iterable[str]) -> None:
     prefixes = tuple(name.encode() + b"=" for name in names)
     # Source: proc_pid_stat(5), fields 50 and 51, env_start and env_end; the name in parentheses is field 2.
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    start, end = int(fields[47]), int(fields[48])
+    start = int(fields[47])
+    end = int(fields[48])
     at = start
     for entry in ctypes.string_at(start, end - start).split(b"\0") if start else ():
         if prefixes and entry.startswith(prefixes):

@@ -24,7 +24,8 @@ class FrameReader:
     def feed(self, data: bytes) -> list[Any]:
         """Add bytes; returns the messages that they complete."""
         self._buffer += data
-        messages, at = [], 0
+        messages = []
+        at = 0
         while len(self._buffer) - at >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer, at)
             end = at + _LENGTH.size + size

@@ -60,7 +60,8 @@ class Peer(asyncio.Protocol):
 
     def __init__(self, handlers: Mapping[str, Handler], on_loss: Callable[[], None]) -> None:
         self.lost: AglError | None = None
-        self._handlers, self._on_loss = handlers, on_loss
+        self._handlers = handlers
+        self._on_loss = on_loss
         self._reader = FrameReader()
         self._ids = itertools.count()
         self._calls: dict[int, tuple[asyncio.Future[Any], Emit | None]] = {}
@@ -113,7 +114,8 @@ class Peer(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        frames, self._outbox = self._outbox, []
+        frames = self._outbox
+        self._outbox = []
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(frames))
 

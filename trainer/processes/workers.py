@@ -110,7 +110,8 @@ class Workers:
 
 def environment(keep: Sequence[str] = ()) -> dict[str, str]:
     """The variables of a worker: those in `KEPT` and in `keep`, and no other."""
-    names, starts = {*KEPT, *keep}, tuple(name[:-1] for name in keep if name.endswith("*"))
+    names = {*KEPT, *keep}
+    starts = tuple(name[:-1] for name in keep if name.endswith("*"))
     return {name: value for name, value in os.environ.items() if name in names or (starts and name.startswith(starts))}
 
 
@@ -157,7 +158,8 @@ class _Worker:
 
     def _line(self, timeout: float) -> bytes:
         assert self.process.stdout is not None
-        deadline, line = time.monotonic() + timeout, b""
+        deadline = time.monotonic() + timeout
+        line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
             while not line.endswith(b"\n"):

@@ -27,11 +27,17 @@ def set_induction_heads(model: LlamaForCausalLM) -> None:
     """
     config: Any = model.config
     layers: Any = model.model.layers
-    width, groups = config.hidden_size, config.num_key_value_heads
-    size, shared = width // config.num_attention_heads, config.num_attention_heads // groups
-    half, n = width // 2, min(size, width // 4)
+    width = config.hidden_size
+    groups = config.num_key_value_heads
+    size = width // config.num_attention_heads
+    shared = config.num_attention_heads // groups
+    half = width // 2
+    n = min(size, width // 4)
     # Columns of the residual stream: one number for all tokens, the token, the one before it, the one to come.
-    always, token, before, copied = 0, slice(1, half), slice(half, half + n), slice(half + n, half + 2 * n)
+    always = 0
+    token = slice(1, half)
+    before = slice(half, half + n)
+    copied = slice(half + n, half + 2 * n)
     embeddings = model.model.embed_tokens.weight
     embeddings *= EMBEDDING / config.initializer_range
     embeddings[:, half:] *= 0.1
@@ -43,7 +49,8 @@ def set_induction_heads(model: LlamaForCausalLM) -> None:
     # RoPE turns queries and keys by their positions. A query that is the key turned back by one position fits the key
     # before it best, and only fast turns tell neighbours apart; slow ones compare tokens at any distance.
     speeds = config.rope_parameters["rope_theta"] ** -(torch.arange(size // 2) / (size // 2))
-    fast, slow = 1.5 * (speeds > 0.1), (speeds < 0.02).repeat(2)
+    fast = 1.5 * (speeds > 0.1)
+    slow = (speeds < 0.02).repeat(2)
     first, second = (layer.self_attn for layer in layers[:2])
     first.k_proj.weight[:size, always] = torch.cat([fast, 0 * fast])
     for head in range(shared):  # the second one looks two back, which tells repeated tokens apart

@@ -258,7 +258,10 @@ def _warm_start(
     """Train in place; returns (tokens seen, last loss)."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    total, done, tokens, loss = sum(stage.steps for stage in stages), 0, 0, float("nan")
+    total = sum(stage.steps for stage in stages)
+    done = 0
+    tokens = 0
+    loss = float("nan")
     for stage in stages:
         batches = _batches(tokenizer, recipe, rng, stage.demonstrate)
         for step in range(1, stage.steps + 1):
@@ -266,7 +269,8 @@ def _warm_start(
             optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
             batch = next(batches)
             loss = _step(model, optimizer, batch)
-            done, tokens = done + 1, tokens + batch.tokens
+            done = done + 1
+            tokens = tokens + batch.tokens
             if progress is not None:
                 progress(stage.name, step, stage.steps, loss)
     return tokens, loss
@@ -306,7 +310,9 @@ def _batches(
         home = next((k for k, free in enumerate(room) if free >= length), None)
         if home is None:
             yield _pack(rows, recipe.row_tokens)
-            rows, room, home = [[] for _ in range(recipe.rows)], [recipe.row_tokens] * recipe.rows, 0
+            rows = [[] for _ in range(recipe.rows)]
+            room = [recipe.row_tokens] * recipe.rows
+            home = 0
         rows[home].append(demo)
         room[home] -= length
 
@@ -332,17 +338,20 @@ def _encoded(
 
 def _pack(rows: Sequence[Sequence[_Encoded]], length: int) -> _Batch:
     ids_BT = np.zeros((len(rows), length), np.int64)
-    positions_BT, owner_BT = np.zeros_like(ids_BT), np.full_like(ids_BT, -1)
+    positions_BT = np.zeros_like(ids_BT)
+    owner_BT = np.full_like(ids_BT, -1)
     written_BT = np.zeros_like(ids_BT, np.bool_)
     for r, row in enumerate(rows):
         end = 0
         for k, (ids, written) in enumerate(row):
-            here, end = slice(end, end + ids.size), end + ids.size
+            here = slice(end, end + ids.size)
+            end = end + ids.size
             ids_BT[r, here], written_BT[r, here] = ids, written
             positions_BT[r, here], owner_BT[r, here] = np.arange(ids.size), k
     owner = torch.from_numpy(owner_BT)
     sees = (owner[:, :, None] == owner[:, None, :]).tril()
     mask = torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[:, None]
-    ids, chosen = torch.from_numpy(ids_BT), torch.from_numpy(np.flatnonzero(written_BT))
+    ids = torch.from_numpy(ids_BT)
+    chosen = torch.from_numpy(np.flatnonzero(written_BT))
     tokens = int((owner_BT >= 0).sum())
     return _Batch(ids, torch.from_numpy(positions_BT), mask, chosen - 1, ids.flatten()[chosen], tokens)

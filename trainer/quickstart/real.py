@@ -94,7 +94,8 @@ def products(n: int, *, seed: int, split: Split) -> list[Task]:
     rng = random.Random(f"products {split} {seed}")
     tasks: dict[str, Task] = {}
     while len(tasks) < n:
-        a, b = rng.randrange(100, 1000), rng.randrange(100, 1000)
+        a = rng.randrange(100, 1000)
+        b = rng.randrange(100, 1000)
         if split_of(a, b) == split:
             task = make_task(a, "*", b)
             tasks[task["question"]] = task
@@ -122,7 +123,8 @@ def run(
     Args:
         model: to train instead of SmolLM2: whatever `model=` of an algorithm takes.
     """
-    started, console = time.monotonic(), terminal.console()
+    started = time.monotonic()
+    console = terminal.console()
     model = model or smollm2()
     # One that cannot be loaded is refused before anything is removed or run.
     model_directory(model, TEMPLATE)

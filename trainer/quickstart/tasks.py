@@ -34,7 +34,9 @@ def calculate(expression: str) -> str:
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
         return "error: bad expression"
-    left, op, right = int(match[1]), match[2], int(match[3])
+    left = int(match[1])
+    op = match[2]
+    right = int(match[3])
     if op == "/" and (right == 0 or left % right):
         return "error: not an integer"
     return str(_FUNCTIONS[op](left, right))
@@ -60,9 +62,11 @@ def random_problem(rng: random.Random, split: Split) -> tuple[int, str, int]:
     while True:
         op = rng.choice(OPERATORS)
         if op in "+-":
-            a, b = _number(rng, 4), _number(rng, 4)
+            a = _number(rng, 4)
+            b = _number(rng, 4)
         elif op == "*":
-            a, b = _number(rng, 4), _number(rng, 2)
+            a = _number(rng, 4)
+            b = _number(rng, 2)
         else:
             b = max(1, _number(rng, 2))
             a = b * _number(rng, 3)

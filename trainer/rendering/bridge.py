@@ -289,7 +289,8 @@ class TemplateBridge:
 
     def _part_tail(self, part: Part, messages: list[dict[str, Any]], tools: Tools, *, first: bool, last: bool) -> str:
         """The text of one part's messages; up to and including the next generation prompt if it is the last."""
-        kind, joint = part.kind, part.joint
+        kind = part.kind
+        joint = part.joint
         tools = tools if kind.tools else None
         # Where a template writes a result under the name of its call, that is the real one.
         named = NAME in joint.tail

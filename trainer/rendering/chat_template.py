@@ -44,7 +44,8 @@ _PROBE_TOOLS = [
 
 _PROBE_TEXT = "probe 8461"
 
-_CACHED_PROMPTS, _CACHED_BYTES = 256, 64 * 1024
+_CACHED_PROMPTS = 256
+_CACHED_BYTES = 64 * 1024
 """How many prompts are kept, and the largest of them, as JSON: a group's rollouts begin with the same one."""
 
 
@@ -264,7 +265,8 @@ class ChatTemplate(TokenText):
 
     def _wants_short_ids(self) -> bool:
         """Whether the template takes only tool-call ids of nine letters and digits, as Mistral's do."""
-        user, tools = {"role": "user", "content": "probe"}, _PROBE_TOOLS
+        user = {"role": "user", "content": "probe"}
+        tools = _PROBE_TOOLS
         for call_id, short in (("call_0123456789abcdef", False), (CALL_ID, True)):
             call = {"role": "assistant", "content": "", "tool_calls": [placeholder_call("probe_tool", call_id)]}
             result = {"role": "tool", "content": "probe", "tool_call_id": call_id, "name": "probe_tool"}

@@ -92,7 +92,8 @@ class PackageRenderer(TokenText):
         self, prompt: IntArray, response: IntArray, new: Sequence[Message], tools: Tools, system: bool
     ) -> list[int] | str:
         """The ids to put after `prompt` and `response`, or the reason of the fork."""
-        old, sampled = prompt.tolist(), response.tolist()
+        old = prompt.tolist()
+        sampled = response.tolist()
         messages = self.normalise(new)
         if self._kimi and messages[0]["role"] == "tool":
             messages = with_native_ids(messages, [call.id for call in self.parse(response, tools, prompt).tool_calls])
@@ -213,7 +214,8 @@ class PackageRenderer(TokenText):
             return next((reason for reason in apart if reason is not None), None)
         if isinstance(conversation, str):
             return conversation
-        prompt, answer = self.encode(conversation.prompt), self.encode(conversation.answer)
+        prompt = self.encode(conversation.prompt)
+        answer = self.encode(conversation.answer)
         if not stopped and answer[-1] in self.stop_token_ids:
             answer = answer[:-1]
         ids = self._bridge(prompt, answer, conversation.new, conversation.tools)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-THINK, END_THINK = "<think>", "</think>"
+THINK = "<think>"
+END_THINK = "</think>"
 
 
 def reasoning_state(prompt: str) -> Literal["none", "possible", "open"]:

@@ -205,7 +205,8 @@ class Rendering:
             return "there is no new message"
         if any(m.get("role") == "assistant" for m in new_messages):
             return "an assistant message that this model did not sample follows"
-        prompt, response = _array(previous_prompt_ids), _array(previous_response_ids)
+        prompt = _array(previous_prompt_ids)
+        response = _array(previous_response_ids)
         ids = self._model.extend(prompt, response, new_messages, tools or None, history_has_system)
         return ids if isinstance(ids, str) else int_array(np.concatenate([prompt, response, _array(ids)]))
 

@@ -137,7 +137,8 @@ def call_from(value: Any, raw: str) -> ToolCall | Malformed:
     """A call from a JSON value like `{"name": ..., "arguments" | "parameters": {...}}`."""
     if not isinstance(value, Mapping):
         return Malformed(raw)
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters", {}))
+    name = value.get("name")
+    arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         arguments = _loads(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
@@ -153,7 +154,8 @@ def hermes(text: str, tools: Tools) -> Iterator[Piece]:
     while (start := text.find("<tool_call>", at)) >= 0:
         yield text[at:start]
         # Read as JSON first: a text among the arguments may hold the tags themselves.
-        value, end = None, start
+        value = None
+        end = start
         if wasted <= WASTED * len(text):
             value, end = _raw_decode(text, _skip_space(text, start + len("<tool_call>")))
         end = _skip_space(text, end)
@@ -339,7 +341,8 @@ def _xml_call(raw: str, tools: Tools) -> ToolCall | Malformed:
         end = inner.find("</parameter>", parameter.end())
         if end < 0:
             return Malformed(raw)
-        key, value = parameter[1].strip(), inner[parameter.end() : end].removeprefix("\n").removesuffix("\n")
+        key = parameter[1].strip()
+        value = inner[parameter.end() : end].removeprefix("\n").removesuffix("\n")
         arguments[key] = _value(value, types.get(key))
         at = end + len("</parameter>")
     # Whatever else there is between the parameters was meant to be something.

@@ -90,8 +90,10 @@ class Watch:
 
     def _found(self, entry: Entry) -> Iterator[tuple[str, str, str, str]]:
         """(kind, policy, the number that it is about, text) of what looks wrong."""
-        rollouts, groups = entry.get("train/rollouts") or 0, entry.get("train/groups") or 0
-        flat, failed = entry.get("train/zero_variance_groups") or 0, entry.get("train/failed_rollouts") or 0
+        rollouts = entry.get("train/rollouts") or 0
+        groups = entry.get("train/groups") or 0
+        flat = entry.get("train/zero_variance_groups") or 0
+        failed = entry.get("train/failed_rollouts") or 0
         if groups > 1 and flat / groups >= FLAT_SHARE:
             text = f"{flat:.0f} of {groups:.0f} groups had equal rewards, and taught nothing"
             yield "flat", "", "train/zero_variance_groups", text

@@ -12,12 +12,15 @@ TRAIN_COLOR, VAL_COLOR = "#9db4c0", "#1b6ca8"
 def svg_curve(history: Sequence[Mapping[str, Any]]) -> str:
     """Training and validation reward over steps, with a point for each validation and its 95 % interval; "" where there
     are not two steps with a reward."""
-    train, val = _points(history, "train/reward"), _points(history, "val/reward")
+    train = _points(history, "train/reward")
+    val = _points(history, "val/reward")
     points = [(step, reward) for step, reward in (*train, *val) if math.isfinite(reward)]
-    steps, rewards = sorted({step for step, _ in points}), [reward for _, reward in points]
+    steps = sorted({step for step, _ in points})
+    rewards = [reward for _, reward in points]
     if len(steps) < 2:
         return ""
-    first, last = steps[0], steps[-1]
+    first = steps[0]
+    last = steps[-1]
     low, high = min(0.0, *rewards), max(1.0, *rewards) if max(rewards) > 0.5 else max(rewards) or 1.0
 
     def places(curve: Sequence[tuple[float, float]]) -> list[str]:

@@ -92,7 +92,8 @@ def list_rollouts(store: str | Path | None = None, limit: int = 40) -> list[dict
         table.add_row(r.rollout_id, started, took, r.mode, step, Text(status, style=color), Text(printable(str(task))))
     out = console()
     if not out.is_terminal:  # Rows that another program reads are not cut at a screen's width.
-        table.expand, out.width = False, PIPED_WIDTH
+        table.expand = False
+        out.width = PIPED_WIDTH
     out.print(table)
     if len(rollouts) > limit:
         out.print(f"the newest {limit} of {len(rollouts)} rollouts", style="dim")
@@ -183,7 +184,8 @@ def _outline(calls: Sequence[CallReport]) -> Table:
 
 
 def _panel(report: CallReport, tools: Sequence[Mapping[str, Any]]) -> Panel:
-    call, trained = report.call, report.trained
+    call = report.call
+    trained = report.trained
     body: list[Text] = [_said(message) for message in report.messages]
     sampled = Text("sampled   ", style="dim")
     for token in report.tokens:

@@ -16,7 +16,8 @@ from rich.status import Status
 
 from agl.trainer.report import terminal
 
-LINE_SECONDS, STEP_SECONDS = 2.0, 30.0
+LINE_SECONDS = 2.0
+STEP_SECONDS = 30.0
 """Between two lines where there is no bar; and between two lines of a step's rollouts."""
 
 
@@ -65,7 +66,9 @@ class Progress:
 
     def began(self, mode: str, step: int, rollouts: int) -> None:
         """Rollouts were enqueued."""
-        self._rollouts, self._failed, self._expected = 0, 0, rollouts
+        self._rollouts = 0
+        self._failed = 0
+        self._expected = rollouts
         self._doing = {"train": "rollouts", "val": "validation"}.get(mode, mode)
         if not self._steps:
             self._started = self._last_line = time.monotonic()
@@ -75,14 +78,16 @@ class Progress:
         """One more of the rollouts is done."""
         self._rollouts += 1
         self._failed += failed
-        done, total = self._rollouts, self._expected
+        done = self._rollouts
+        total = self._expected
         if not self._steps:
             self._show(self.label or self._doing, done, total, f"failed {self._failed}" if self._failed else "")
             if done == total:
                 self.stop()
         else:
             # Of rollouts that run ahead, some count before those that a step waits for.
-            doing, now = f"{self._doing} {min(done, total)}/{total}", time.monotonic()
+            doing = f"{self._doing} {min(done, total)}/{total}"
+            now = time.monotonic()
             if self._bar is not None and done % 8 == 0:
                 self._bar.update(self._task, facts=f"{self._facts} · {doing}")
             elif self._bar is None and self.enabled and now - max(self._last_line, self._started) > STEP_SECONDS:

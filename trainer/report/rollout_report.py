@@ -61,7 +61,8 @@ class CallReport:
     @property
     def fork(self) -> str | None:
         """Cause and detail, if the conversation could not be continued token for token."""
-        cause, detail = self.call.fork_cause, self.call.request.get("fork_detail")
+        cause = self.call.fork_cause
+        detail = self.call.request.get("fork_detail")
         return f"{cause}: {detail}" if cause and detail else cause
 
     @property
@@ -71,7 +72,8 @@ class CallReport:
 
     def facts(self) -> dict[str, Any]:
         """The call as JSON values; tokens and rewards are left to the reader of them."""
-        call, trained = self.call, self.trained
+        call = self.call
+        trained = self.trained
         return {
             "id": call.id,
             "index": call.index,
@@ -98,7 +100,8 @@ class CallReport:
 
     def to_json(self) -> dict[str, Any]:
         """The call as JSON values."""
-        tokens, rewards = map(asdict, self.tokens), map(asdict, self.rewards)
+        tokens = map(asdict, self.tokens)
+        rewards = map(asdict, self.rewards)
         return self.facts() | {"tokens": list(tokens), "rewards": list(rewards)}
 
 
@@ -275,7 +278,8 @@ def _provider_calls(chats: Sequence[Span]) -> list[ProviderCall]:
     before: dict[str, list[bytes]] = {}
     provider_calls = []
     for span in in_order(chats):
-        agent, error = span.agent or "", span.status_message if span.status == "error" else None
+        agent = span.agent or ""
+        error = span.status_message if span.status == "error" else None
         sent: list[dict[str, Any]] = []
         reply: dict[str, Any] | None = None
         try:

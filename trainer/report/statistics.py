@@ -64,7 +64,8 @@ def mean_interval(values_T: ArrayLike, unit: float = 0.0) -> Interval:
     """
     values = np.asarray(values_T, np.float64)
     n = values.shape[-1]
-    mean, half = values.mean(-1), t_quantile(n - 1) * _standard_error(values, unit)
+    mean = values.mean(-1)
+    half = t_quantile(n - 1) * _standard_error(values, unit)
     return mean - half, mean + half
 
 
@@ -124,7 +125,8 @@ def sign_flip_test(differences_T: ArrayLike, seed: int = 0) -> float:
         sums = np.abs(2 * np.arange(total + 1) - total)
         return float(min(1.0, probability[sums >= abs(int(units.sum()))].sum()))
     rng = np.random.default_rng(seed)
-    extreme, drawn = abs(float(differences.sum())) * (1 - 1e-12), 0
+    extreme = abs(float(differences.sum())) * (1 - 1e-12)
+    drawn = 0
     for _ in range(50):
         signs = rng.choice((-1.0, 1.0), (SIGN_FLIPS // 50, differences.size))
         drawn += int((np.abs(signs @ differences) >= extreme).sum())

@@ -13,7 +13,8 @@ from agl.trainer.store.types import TrainingRun
 
 LONGEST = 4_000
 """Characters of a name, a tag or a text."""
-_ABOUT, _STOP = "about/", "stop/"
+_ABOUT = "about/"
+_STOP = "stop/"
 
 
 @dataclass(frozen=True, slots=True)

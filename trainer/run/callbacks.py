@@ -130,7 +130,8 @@ class Webhook(Callback):
     def __init__(self, url: str, timeout: float = 10.0) -> None:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise ConfigError(f"Webhook({url!r})", hint="give a URL that begins with https://")
-        self.url, self.timeout = url, timeout
+        self.url = url
+        self.timeout = timeout
 
     def on_alert(self, run: RunView, alert: Alert) -> None:
         self._post(run, event="alert", kind=alert.kind, text=alert.text)
@@ -178,13 +179,11 @@ class EarlyStopping(Callback):
             raise ConfigError(
                 f"EarlyStopping(min_delta={min_delta!r}, min_steps={min_steps!r})", hint="give numbers from 0"
             )
-        self.metric, self.patience, self.min_delta, self.mode, self.min_steps = (
-            metric,
-            patience,
-            min_delta,
-            mode,
-            min_steps,
-        )
+        self.metric = metric
+        self.patience = patience
+        self.min_delta = min_delta
+        self.mode = mode
+        self.min_steps = min_steps
 
     def on_start(self, run: RunView) -> None:
         if self.metric.startswith("val/") and not run.val_tasks:
@@ -214,13 +213,19 @@ class EarlyStopping(Callback):
 
     def _decide(self, run: RunView) -> None:
         sign = 1 if self.mode == "max" else -1
-        best, best_step, since, step = -math.inf, 0, 0, 0
+        best = -math.inf
+        best_step = 0
+        since = 0
+        step = 0
         for entry in run.history:
             if self.metric not in entry:
                 continue
-            step, value = entry["step"], sign * entry[self.metric]
+            step = entry["step"]
+            value = sign * entry[self.metric]
             if (best == -math.inf and not math.isnan(value)) or value > best + self.min_delta:
-                best, best_step, since = value, step, 0
+                best = value
+                best_step = step
+                since = 0
                 continue
             since += 1
             if since >= self.patience and step >= self.min_steps:
@@ -261,7 +266,8 @@ class Callbacks:
     async def start(self, run: RunState) -> None:
         """Training begins. Only this call raises, since nothing can be lost yet."""
         if self._callbacks:
-            self.view, self._recorder = RunView(run), run.recorder
+            self.view = RunView(run)
+            self._recorder = run.recorder
             await self.call("on_start")
             self.raise_error()
 

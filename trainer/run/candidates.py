@@ -92,7 +92,8 @@ def changes(before: str, after: str) -> list[Change]:
         return [("same", before)] if before == after else [("removed", before), ("added", after)]
     found: list[Change] = []
     for kind, a, b, c, d in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
-        removed, added = "".join(old[a:b]), "".join(new[c:d])
+        removed = "".join(old[a:b])
+        added = "".join(new[c:d])
         if kind == "equal":
             found.append(("same", removed))
             continue

@@ -53,7 +53,8 @@ async def score_faults(
         if r.attempt_trajectory is not None and r.attempt_trajectory.fault is None:
             peers[r.rollout.group].append(r.attempt_trajectory)
             peers[None].append(r.attempt_trajectory)
-    scored, spans = {}, list[Span]()
+    scored = {}
+    spans = list[Span]()
     for result in to_score:
         trajectory = result.attempt_trajectory
         assert trajectory is not None

@@ -105,7 +105,8 @@ async def score_group(store: Records, reward: GroupReward, results: Sequence[Rol
         return [
             r if r.attempt_trajectory is None else replace(r, attempt_trajectory=None, error=dropped) for r in results
         ]
-    spans, rewarded = [], {}
+    spans = []
+    rewarded = {}
     for result, rewards, (of_attempt, calls) in zip(succeeded, scored, recorded, strict=True):
         assert result.attempt_trajectory is not None
         if _is_scored(result):

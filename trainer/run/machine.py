@@ -22,7 +22,8 @@ class Machine:
         (used, memory), now = _usage(), time.monotonic()
         # A process that nobody has waited for takes its seconds along when it ends.
         cores = max(0.0, used - self._used) / max(1e-9, now - self._began)
-        self._used, self._began = used, now
+        self._used = used
+        self._began = now
         return {"machine/cores": cores, "machine/memory_gb": memory / 1e9}
 
 
@@ -31,10 +32,12 @@ def _usage() -> tuple[float, int]:
     import psutil  # of agl[local]: a run elsewhere has no steps of its own
 
     own = psutil.Process()
-    seconds, memory = 0.0, 0
+    seconds = 0.0
+    memory = 0
     for process in (own, *own.children(recursive=True)):
         try:
-            times, resident = process.cpu_times(), process.memory_info().rss
+            times = process.cpu_times()
+            resident = process.memory_info().rss
         except psutil.Error:  # it has just ended
             continue
         seconds += times.user + times.system + times.children_user + times.children_system

@@ -40,7 +40,9 @@ class RunMemory:
     """
 
     def __init__(self, store: Store, run_id: str, use: MemoryUse) -> None:
-        self.store, self.run_id, self.use = store, run_id, use
+        self.store = store
+        self.run_id = run_id
+        self.use = use
         self._versions: dict[int, list[MemoryEntry]] = {}
         self._grew = False
 
@@ -70,7 +72,8 @@ class RunMemory:
 
     async def answer(self, rollout: Rollout, request: Mapping[str, Any]) -> dict[str, Any]:
         """What a rollout finds: {"snapshot", "hits"}; {"error"} where it cannot be read."""
-        memory, step = self.use.memory, rollout.step or 0
+        memory = self.use.memory
+        step = rollout.step or 0
         snapshot = f"{self.run_id}@{step}"
         if self.use.mode == "off":
             return {"snapshot": snapshot, "hits": []}
@@ -144,7 +147,8 @@ class RunMemory:
         rollout = result.rollout
         if result.error is not None or result.attempt_trajectory is None:
             return []
-        reward, source = result.attempt_trajectory.reward or 0.0, task_digest(rollout.task)
+        reward = result.attempt_trajectory.reward or 0.0
+        source = task_digest(rollout.task)
         spans = await self.store.query_spans(rollout.rollout_id, result.attempt)
         calls = await self.store.query_calls(rollout.rollout_id, result.attempt)
         facts: dict[str, Any] = {"reward": reward, "source": source, "created_at": now, "updated_at": now}

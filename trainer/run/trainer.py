@@ -302,7 +302,8 @@ class Trainer:
         dev_tasks: int | None = None,
         serve: Serve | None = None,
     ) -> Result:
-        directory, user_store = launch.directory, None if isinstance(self.store, str) else self.store
+        directory = launch.directory
+        user_store = None if isinstance(self.store, str) else self.store
         url = repr(user_store) if user_store is not None else str(self.store or f"sqlite:///{directory / 'run.db'}")
         store = user_store or await open_store(url)
         loggers = [
@@ -348,7 +349,8 @@ class Trainer:
                 raise
             await run.end("succeeded")
             run.callbacks.raise_error()
-            paths, reason = run.policy_paths, run.stop_reason
+            paths = run.policy_paths
+            reason = run.stop_reason
             return Result(run.run_id, directory, url, run.history, paths, run.checkpoint, reason, run.prompts)
         finally:
             launch.progress.stop()
@@ -389,7 +391,8 @@ class Trainer:
         """Check the tasks, the agent and the directory, and make the directory."""
         if self.algorithm.needs_tasks:
             require_tasks(train, "the training dataset")
-        config, payload = self.config, None
+        config = self.config
+        payload = None
         agent = _REMOTE if agent is None and not (len(train) or len(val)) else agent
         by_name = isinstance(agent, str)
         if config.runners == "remote":
@@ -453,7 +456,8 @@ class Trainer:
 
 
 def _as_tasks(train: Any, val: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    tasks, measured = as_tasks(train), as_tasks(val)
+    tasks = as_tasks(train)
+    measured = as_tasks(val)
     if val is not None and not len(measured):
         log.warning("val_dataset= is empty, so nothing is measured")
     return tasks, measured

@@ -105,7 +105,8 @@ class Workplace:
             try_first: whether the run's very first rollout runs alone, so that what is wrong with the agent, its reward
                 or `agents=` is found before a provider is asked for all of them.
         """
-        run, config = self.run, self.run.config
+        run = self.run
+        config = self.run.config
         self._proven = not try_first
         try:
             if run.resume:
@@ -208,7 +209,8 @@ class Workplace:
         return coordinator_routes(lambda: self._coordinator, key_check(keys), own_workers=own_workers)
 
     def _make_runner(self, coordinator: RunCoordinator, url: str, worker_key: str) -> Runner:
-        config, n_workers = self.run.config, self.run.config.n_workers
+        config = self.run.config
+        n_workers = self.run.config.n_workers
         if config.runners == "remote":
             return RemoteRunner(
                 coordinator,

@@ -34,7 +34,8 @@ def reported_failure(lease: Lease, report: Report, *, content: bool) -> Failure:
     Args:
         content: whether its traceback has texts.
     """
-    error, facts = report.error, _exception_facts(report.spans)
+    error = report.error
+    facts = _exception_facts(report.spans)
     return Failure(
         *lease.id,
         kind=_kind(report.status, type(error), facts),
@@ -51,7 +52,8 @@ async def stored_failures(store: Store, rollout: Rollout) -> tuple[Failure, ...]
 
 
 def _stored(attempt: Attempt, spans: Sequence[Span]) -> Failure:
-    text, facts = attempt.error or "", _exception_facts(spans)
+    text = attempt.error or ""
+    facts = _exception_facts(spans)
     error, message = _of_text(text)
     return Failure(
         attempt.rollout_id,
@@ -65,11 +67,13 @@ def _stored(attempt: Attempt, spans: Sequence[Span]) -> Failure:
 
 def _of_text(text: str) -> tuple[type[AglError], str]:
     """The type and the message of the error in an attempt's text: a traceback, or the message alone."""
-    kind, message = AglError, text
+    kind = AglError
+    message = text
     for found in _RAISED.finditer(text):
         named = getattr(errors, found[1], None)
         if isinstance(named, type) and issubclass(named, AglError):
-            kind, message = named, text[found.end() :]
+            kind = named
+            message = text[found.end() :]
     return kind, _PLACE.sub("", message.partition("\n  -> ")[0])
 
 

@@ -134,11 +134,21 @@ class RunCoordinator:
         end_worker: Callable[[Lease, str], Awaitable[Sequence[Span]]] | None = None,
         memory: Callable[[Rollout, Mapping[str, Any]], Awaitable[dict[str, Any]]] | None = None,
     ) -> None:
-        self.store, self.gateway, self.selection, self.rules = store, gateway, selection, rules
-        self.resources, self.model, self.run_id, self.on_result = resources, model, run_id, on_result
-        self.air, self.rewarded, self.capture_content = air, rewarded, capture_content
+        self.store = store
+        self.gateway = gateway
+        self.selection = selection
+        self.rules = rules
+        self.resources = resources
+        self.model = model
+        self.run_id = run_id
+        self.on_result = on_result
+        self.air = air
+        self.rewarded = rewarded
+        self.capture_content = capture_content
         self.reward_range = reward_range or (-math.inf, math.inf)
-        self.silent_seconds, self.guard, self.end_worker = silent_seconds, guard, end_worker
+        self.silent_seconds = silent_seconds
+        self.guard = guard
+        self.end_worker = end_worker
         self.memory = memory
         self._prompt_use = PromptUse(resources) if resources and replacements(resources) else None
         self._repeats = Repeats()
@@ -252,7 +262,8 @@ class RunCoordinator:
 
         Otherwise workers that only take could use up its attempts.
         """
-        guard, lost_at = self.guard, self._lost.get(rollout_id)
+        guard = self.guard
+        lost_at = self._lost.get(rollout_id)
         return (
             guard is not None
             and lost_at is not None
@@ -262,7 +273,8 @@ class RunCoordinator:
 
     async def open(self, attempted_rollout: AttemptedRollout, worker_id: str, request_id: str = "") -> Lease:
         """The lease of an attempt that was dequeued from the store by this request. If that fails, nothing is open."""
-        rollout, attempt = attempted_rollout.rollout, attempted_rollout.attempt.attempt
+        rollout = attempted_rollout.rollout
+        attempt = attempted_rollout.attempt.attempt
         now = time.monotonic()
         resources = await self._resources(rollout)
         lease = Lease(
@@ -328,7 +340,8 @@ class RunCoordinator:
         self._last_heard = time.monotonic()
         entry = self._open.get(lease.id)
         if entry is not None:
-            entry.last_heartbeat, entry.begun = time.monotonic(), True
+            entry.last_heartbeat = time.monotonic()
+            entry.begun = True
         await self.store.heartbeat(*lease.id)
         if entry is not None or self.gateway is not None:
             return entry is not None
@@ -448,7 +461,8 @@ class RunCoordinator:
         guard = self.guard
         if guard is None or any(map(self._is_kept, self._lost)):
             return
-        now, waiting = time.monotonic(), sum(map(guard.is_proven, self._lease_tasks.values()))
+        now = time.monotonic()
+        waiting = sum(map(guard.is_proven, self._lease_tasks.values()))
         slow = (
             entry
             for entry in self._open.values()
@@ -490,7 +504,8 @@ class RunCoordinator:
         try:
             calls = await mark_lost_answers(self.store, await self._calls(entry), report.spans)
         except AglError as error:
-            calls, report = [], replace(report, error=report.error or error)
+            calls = []
+            report = replace(report, error=report.error or error)
         if entry.lost is not None:
             # What the agent saw is a connection that broke.
             report = replace(report, error=entry.lost, text=None)
@@ -547,7 +562,8 @@ class RunCoordinator:
         except AttemptOverError as error:
             # The store gave the attempt up before.
             rollout = await self.store.get_rollout(rollout_id)
-            report, trajectory = replace(report, error=report.error or error), None
+            report = replace(report, error=report.error or error)
+            trajectory = None
         if report.error is not None:
             failure = reported_failure(entry.lease, report, content=self.capture_content)
             self._failures[rollout_id].append(failure)
@@ -566,11 +582,13 @@ class RunCoordinator:
             try:
                 entry.calls = [] if self.gateway is None else await self.gateway.close_attempt(*entry.lease.id)
             except GatewayError as error:
-                entry.calls, entry.lost = [], error
+                entry.calls = []
+                entry.lost = error
         return entry.calls
 
     async def _trajectory(self, lease: Lease, calls: list[Call], spans: Sequence[Span]) -> AttemptTrajectory:
-        rollout, attempt = lease.rollout, lease.attempt
+        rollout = lease.rollout
+        attempt = lease.attempt
         index = SpanIndex(calls, spans)
         trajectory = build_trajectory(rollout.rollout_id, attempt, rollout.group, index, self.selection)
         if self.gateway is not None:
@@ -625,7 +643,8 @@ def _lineage(worker_id: str) -> tuple[str, str]:
 
 def _overdue(entry: _OpenLease, silent_seconds: float | None, guard: LeaseGuard | None) -> RolloutError | None:
     """Why an attempt is to be given up, if it is."""
-    config, where = entry.lease.rollout.config, {"rollout": entry.lease.id[0], "attempt": entry.lease.id[1]}
+    config = entry.lease.rollout.config
+    where = {"rollout": entry.lease.id[0], "attempt": entry.lease.id[1]}
     now = time.monotonic()
     if config.timeout_seconds is not None and now - entry.started > config.timeout_seconds + GRACE_SECONDS:
         return RolloutTimeoutError(

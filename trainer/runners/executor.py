@@ -92,7 +92,8 @@ class Executor:
 
     async def stop(self) -> None:
         """End what runs in the agents' loop; bounded."""
-        loop, self._agents = self._agents, None
+        loop = self._agents
+        self._agents = None
         if loop is not None:
             if await asyncio.to_thread(loop.settle):
                 _idle.append(loop)
@@ -127,7 +128,8 @@ class Executor:
         Raises:
             CancelledError: the awaiting task was cancelled.
         """
-        rollout, attempt = lease.rollout, lease.attempt
+        rollout = lease.rollout
+        attempt = lease.attempt
         context = tracing.RolloutContext(
             rollout.rollout_id,
             attempt,
@@ -141,7 +143,8 @@ class Executor:
         context.system_prompts = replacements(lease.resources)
         resources = {name: r for name, r in lease.resources.items() if not isinstance(r, SystemPrompt)}
         if lease.gateway is not None:
-            context.gateway_url, context.key = lease.gateway, lease.key or ""
+            context.gateway_url = lease.gateway
+            context.key = lease.key or ""
             name = urllib.parse.quote(self.agent.name, safe="")
             llm = LLM(f"{lease.url}/agents/{name}/v1", lease.model, lease.key, lease.sampling)
             resources = {"llm": llm, **resources}

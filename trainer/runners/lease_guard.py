@@ -16,7 +16,8 @@ FIRST_HEARTBEAT_SECONDS = 20.0
 """How long after the lease a worker's first heartbeat may come; four of its intervals."""
 PATIENCE_SECONDS = 60.0
 """The least time that a worker without a report has for an attempt while one that has reported waits for work."""
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5.0, 600.0
+_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 600.0
 _BETWEEN_SECONDS = 5.0
 """How long a worker may take from its report to its next request."""
 _MOST_WORKERS = 10_000
@@ -38,7 +39,8 @@ class LeaseGuard:
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.first_heartbeat = first_heartbeat
-        self._patience, self._steady = patience, steady
+        self._patience = patience
+        self._steady = steady
         self._proven: OrderedDict[str, None] = OrderedDict()
         self._losses: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._last_report = float("-inf")

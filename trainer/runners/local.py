@@ -44,7 +44,10 @@ class LocalRunner:
         name: str = "local",
         on_span_end: Callable[[Span], None] | None = None,
     ) -> None:
-        self.coordinator, self.n_workers, self.on_failure, self.name = coordinator, n_workers, on_failure, name
+        self.coordinator = coordinator
+        self.n_workers = n_workers
+        self.on_failure = on_failure
+        self.name = name
         self._executor = Executor(agent, coordinator, hooks=hooks, runner=self, on_span_end=on_span_end)
         self._workers: list[asyncio.Task[None]] = []
         self._running: dict[tuple[str, int], tuple[Lease, asyncio.Task[Report]]] = {}

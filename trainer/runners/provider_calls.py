@@ -42,7 +42,8 @@ _FORMS = {
     ],
 }
 _CALLS = {api: [(method, re.compile(form)) for method, form in forms] for api, forms in _FORMS.items()}
-_MOST_NAMES, _NAME_CHARACTERS = 100, 200
+_MOST_NAMES = 100
+_NAME_CHARACTERS = 200
 
 
 def is_permitted(api: str, method: str, path: str) -> bool:

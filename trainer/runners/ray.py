@@ -47,7 +47,9 @@ class Cluster:
     """
 
     def __init__(self, host: str, n_nodes: int, started: bool) -> None:
-        self.host, self.n_nodes, self._started = host, n_nodes, started
+        self.host = host
+        self.n_nodes = n_nodes
+        self._started = started
 
     @classmethod
     async def join(cls, options: RayRunners, n_workers: int) -> Cluster:
@@ -164,8 +166,13 @@ class RayRunner:
         n_workers: int,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self.cluster, self.coordinator, self.url, self.key = cluster, coordinator, url, key
-        self.options, self.n_workers, self.on_failure = options, n_workers, on_failure
+        self.cluster = cluster
+        self.coordinator = coordinator
+        self.url = url
+        self.key = key
+        self.options = options
+        self.n_workers = n_workers
+        self.on_failure = on_failure
         self.nodes: dict[str, str] = {}
         self._payload = payload
         self._actors: dict[str, Any] = {}

@@ -53,7 +53,8 @@ HELD_BYTES = 256 * 1024 * 1024
 """How much of all answers is held that one program awaits, until they are recorded."""
 ANSWER_VALUES = 2_000_000
 """JSON values of an answer that are looked at, in all of its events; fewer in each."""
-CONNECT_SECONDS, SILENT_SECONDS = 20.0, 900.0
+CONNECT_SECONDS = 20.0
+SILENT_SECONDS = 900.0
 """How long a provider may take to accept a connection, and how long it may be silent."""
 PROVIDERS = {
     "openai": "https://api.openai.com/v1",
@@ -413,8 +414,11 @@ class _Call:
         value: Any,
         replaced: Replaced | None,
     ) -> None:
-        self.inference, self.base, self.replaced = inference, base, replaced
-        self.provider, self.agent = place.provider, place.agent
+        self.inference = inference
+        self.base = base
+        self.replaced = replaced
+        self.provider = place.provider
+        self.agent = place.agent
         self.limits = limits_of(request)
         self.started = self.ended = time.time()
         self.began, self.sequence = time.monotonic(), next_number()
@@ -515,7 +519,8 @@ def _with_system_prompts(body: bytes, data: Any, texts: NamedTexts) -> tuple[byt
     if not len(literals) == len(strings[0]) == len(strings[1]):
         # A prompt in several parts became one, or an object has a key twice.
         return orjson.dumps(replaced.body), replaced
-    pieces, end = [], 0
+    pieces = []
+    end = 0
     for literal, old, new in zip(literals, *strings, strict=True):
         if old != new:
             pieces += [body[end : literal.start()], orjson.dumps(new)]

@@ -30,7 +30,8 @@ class Repeats:
             return "it would be refused again" if attempt < rollout.config.max_attempts else None
         if error is not None and place is None:
             return None
-        this, before = hash((rollout.step, place, getattr(error, "message", ""))), self._last.pop(rollout.rollout_id, 0)
+        this = hash((rollout.step, place, getattr(error, "message", "")))
+        before = self._last.pop(rollout.rollout_id, 0)
         if before:
             self._alike[before] += 1 if this == before else -math.inf
         if error is None or attempt >= rollout.config.max_attempts or "failed" not in rollout.config.retry_on:

@@ -19,7 +19,8 @@ from agl.trainer.store.base import Store
 from agl.trainer.store.sql.clock import Observer
 from agl.trainer.store.types import NO_RUN
 
-LOST_CHECK_SECONDS, EXPIRE_SECONDS = 2.0, 1.0
+LOST_CHECK_SECONDS = 2.0
+EXPIRE_SECONDS = 1.0
 
 log = logging.getLogger("agl.runner")
 
@@ -34,7 +35,8 @@ class StoreCoordinator:
     """
 
     def __init__(self, coordinator: RunCoordinator, silent_seconds: float) -> None:
-        self.coordinator, self.silent_seconds = coordinator, silent_seconds
+        self.coordinator = coordinator
+        self.silent_seconds = silent_seconds
         coordinator.watch()
         self._tasks = [asyncio.ensure_future(work) for work in (self._give_up_lost(), self._expire())]
 
@@ -77,7 +79,8 @@ class StoreCoordinator:
         Silence counts from this server's start: a server that was down has received no heartbeats. Setting a clock
         has no effect.
         """
-        store, observer = self.coordinator.store, Observer(time.monotonic)
+        store = self.coordinator.store
+        observer = Observer(time.monotonic)
         earlier: set[tuple[str, int]] | None = None
         while True:
             with contextlib.suppress(AglError):

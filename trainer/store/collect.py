@@ -81,7 +81,8 @@ class StoreSink:
     """
 
     def __init__(self, rollout: RolloutContext, arguments: Sequence[str], began: float) -> None:
-        self._rollout, self._began = rollout, began
+        self._rollout = rollout
+        self._began = began
         self._runner = asyncio.Runner()
         try:
             self._store: Store = self._runner.run(self._open(arguments))

@@ -180,7 +180,8 @@ class Choice:
         check_per_task(per_task)
         self._where, self._fulfils = where, condition(where)
         self._selection = None if agents is None else select(agents)
-        self._per_task, self._weight = per_task, weight
+        self._per_task = per_task
+        self._weight = weight
         self._counts: Counter[str] = Counter(rollouts=0, rollouts_kept=0, calls=0, calls_kept=0, calls_retokenised=0)
         self._rewards: dict[str, RewardRange] = {}
         self._tasks: dict[bytes, _Task] = {}
@@ -271,7 +272,8 @@ class Choice:
         self._agents |= dict.fromkeys(agents)
         if self._selection is None:
             return
-        before, self._selection = self._selection, self._selection.knowing(self._agents)
+        before = self._selection
+        self._selection = self._selection.knowing(self._agents)
         if self._selection is before:
             return
         for task in self._tasks.values():
@@ -350,7 +352,8 @@ def _continues_cut(later: Call, call: Call) -> bool:
 
     That is: it shares the prompt and a part of the answer, after which comes the token that ended the whole answer.
     """
-    n_prompt, n = call.prompt_ids.size, call.prompt_ids.size + call.response_ids.size
+    n_prompt = call.prompt_ids.size
+    n = call.prompt_ids.size + call.response_ids.size
     if later.fork_cause is None or later.index <= call.index or later.prompt_ids.size <= n_prompt + 1:
         return False
     if not np.array_equal(later.prompt_ids[:n_prompt], call.prompt_ids):

@@ -64,7 +64,8 @@ def of_span(span: Span) -> Conversation:
     """
     if span.attributes.get(semconv.PREVIOUS_RESPONSE):
         raise NoConversationError("earlier messages kept by the provider")
-    messages, answers = read.sent(span), read.said(span)
+    messages = read.sent(span)
+    answers = read.said(span)
     if not messages or not answers:
         form = foreign.form(span)
         raise NoConversationError("texts not recorded" if form is None else f"texts in the form of {form}")

@@ -24,7 +24,8 @@ async def copy_rollout(
         trained: call id -> the call with the tokens that are trained, of one attempt.
         metadata: of the copy.
     """
-    source, attempt = record.rollout, next(iter(trained.values())).attempt
+    source = record.rollout
+    attempt = next(iter(trained.values())).attempt
     new = NewRollout(
         source.task,
         mode="collect",

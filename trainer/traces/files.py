@@ -96,7 +96,9 @@ async def write(
                 choice.add(candidate)
             chosen = choice.chosen().require()
         made = {"sft": token_rows if format == "tokens" else message_rows, "rewards": reward_rows}[what]
-        rows, counts, summary = made(chosen), chosen.counts, str(chosen)
+        rows = made(chosen)
+        counts = chosen.counts
+        summary = str(chosen)
     n_rows = 0
     try:
         with atomic_folder(out) as folder, (folder / f"{what}.jsonl").open("wb") as file:

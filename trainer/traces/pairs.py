@@ -104,7 +104,8 @@ def pairs(
         raise ConfigError(f"margin= is {margin!r}", hint="the smallest difference of two rewards, from 0 on")
     if by is not None and not callable(by):
         raise ConfigError(f"by= is {by!r}", hint='the reward that is compared, such as agl.reward("correct")')
-    fulfils, compared = condition(where), by or reward()
+    fulfils = condition(where)
+    compared = by or reward()
     selection = None if agents is None else select(agents)
     counts: Counter[str] = Counter(rollouts=0, rollouts_paired=0, tasks=0, pairs=0)
     tasks: dict[str, dict[tuple[bytes, ...], _Side]] = {}

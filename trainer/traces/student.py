@@ -42,7 +42,8 @@ class RecordedAttempt:
     """
 
     def __init__(self, record: Record, attempt: int, selection: Selection) -> None:
-        self._record, self._selection = record, selection
+        self._record = record
+        self._selection = selection
         self._spans = [s for s in record.spans if s.attempt == attempt]
         recorded = sorted((c for c in record.calls if c.attempt == attempt), key=lambda c: (c.index, c.id))
         self._conversations: dict[str, Conversation | NoConversationError] = of_calls(recorded)
@@ -78,7 +79,8 @@ class RecordedAttempt:
             if call.error is not None:
                 calls.append(call)
                 continue
-            rendering, conversation = renderings[call.policy], self._conversations[call.id]
+            rendering = renderings[call.policy]
+            conversation = self._conversations[call.id]
             # A continuation has its parent's tokens, so what is shown of that holds for it.
             if call.parent_id in exact:
                 exact[call.id] = exact[call.parent_id]
@@ -187,7 +189,8 @@ def _rendered(rendering: Rendering, sessions: Sessions, call: Call, conversation
     Raises:
         NoConversationError: the chat template does not write this answer.
     """
-    messages, tools = conversation.messages, list(conversation.tools) or None
+    messages = conversation.messages
+    tools = list(conversation.tools) or None
     match = sessions.match(str(call.policy), messages, tools, call.agent)
     request = ChatRequest(messages, tools, None, Sampling(max_tokens=0))
     try:

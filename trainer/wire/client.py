@@ -21,7 +21,8 @@ from agl.trainer.wire.methods import loads
 
 T = TypeVar("T")
 
-CONNECT_SECONDS, RESPONSE_SECONDS = 10.0, 60.0
+CONNECT_SECONDS = 10.0
+RESPONSE_SECONDS = 60.0
 RETRIED = frozenset({408, 425, 429, 502, 503, 504})
 """Statuses after which the same request can succeed."""
 _DEPTH = 250
@@ -72,10 +73,17 @@ class Connection:
                 f"this is not the URL of {name}", hint="http://HOST:PORT, the key in AGL_KEY", host=parts.hostname
             )
         address, key_in_url = split_key(url)
-        self.url, self.host = address.rstrip("/"), parts.hostname
+        self.url = address.rstrip("/")
+        self.host = parts.hostname
         self.key = (key or key_in_url or default_key or "").strip() or None
-        self.name, self.error, self.hint, self.hints = name, error, hint, hints or {}
-        self.log, self.retry_seconds, self.retried, self.proxied = log, retry_seconds, retried, proxied
+        self.name = name
+        self.error = error
+        self.hint = hint
+        self.hints = hints or {}
+        self.log = log
+        self.retry_seconds = retry_seconds
+        self.retried = retried
+        self.proxied = proxied
         self._unreachable_since: float | None = None
         self._http: httpx.AsyncClient | None = None
 

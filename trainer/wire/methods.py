@@ -118,7 +118,8 @@ def methods_of(
         arguments, results: type hint -> pydantic type, for what is not sent
             as its fields say.
     """
-    of_arguments, of_results = _Types(arguments or {}), _Types(results or {})
+    of_arguments = _Types(arguments or {})
+    of_results = _Types(results or {})
     functions = {name: f for cls in reversed(protocol.__mro__) for name, f in vars(cls).items()}
     methods = {}
     for name, function in functions.items():
@@ -204,7 +205,8 @@ class _Types:
             return Id if name.removesuffix("s").endswith("id") else str
         if isinstance(hint, type) and dataclasses.is_dataclass(hint):
             return self._model(hint)
-        arguments, origin = typing.get_args(hint), typing.get_origin(hint)
+        arguments = typing.get_args(hint)
+        origin = typing.get_origin(hint)
         if not arguments or origin is typing.Literal:
             return hint
         if origin is Sequence:
@@ -222,7 +224,8 @@ class _Types:
         """A type that validates a dataclass as a pydantic model and yields the dataclass."""
         if cls in self._models:
             return self._models[cls]
-        hints, arrays = typing.get_type_hints(cls), _arrays(cls)
+        hints = typing.get_type_hints(cls)
+        arrays = _arrays(cls)
         fields: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             default: Any = ...

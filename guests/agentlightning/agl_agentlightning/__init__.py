@@ -124,7 +124,8 @@ def install() -> None:
     Raises:
         ConfigError: the real one is imported already.
     """
-    imported, this = sys.modules.get("agentlightning"), sys.modules[__name__]
+    imported = sys.modules.get("agentlightning")
+    this = sys.modules[__name__]
     if imported is this:
         return
     if imported is not None:

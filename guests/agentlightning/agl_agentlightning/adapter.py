@@ -85,8 +85,10 @@ class TracerTraceToTriplet(TraceToTripletBase):
         reward_match: RewardMatchPolicy = RewardMatchPolicy.FIRST_OCCURRENCE,
         _skip_empty_token_spans: bool = False,
     ) -> None:
-        self.repair_hierarchy, self.exclude_llm_call_in_reward = repair_hierarchy, exclude_llm_call_in_reward
-        self.llm_call_match, self.agent_match = llm_call_match, agent_match
+        self.repair_hierarchy = repair_hierarchy
+        self.exclude_llm_call_in_reward = exclude_llm_call_in_reward
+        self.llm_call_match = llm_call_match
+        self.agent_match = agent_match
         self.reward_match = RewardMatchPolicy(reward_match)
         self._calls, self._agents = _pattern("llm_call_match", llm_call_match), _pattern("agent_match", agent_match)
         self._skip_empty_token_spans = _skip_empty_token_spans
@@ -183,7 +185,8 @@ def _proxy_triplet(span: T.Span) -> T.Triplet | None:
     if span.name == "raw_gen_ai_request":
         raw = {k: _literal(v) for k, v in filter_and_unflatten_attributes(attributes, "llm.hosted_vllm").items()}
         choices = raw.get("choices") or [{}]
-        prompt, response = raw.get("prompt_token_ids"), (raw.get("response_token_ids") or [None])[0]
+        prompt = raw.get("prompt_token_ids")
+        response = (raw.get("response_token_ids") or [None])[0]
         response = response or choices[0].get("token_ids")
     else:
         prompt, response = (_literal(attributes.get(k)) for k in (T.PROMPT_TOKEN_IDS, T.RESPONSE_TOKEN_IDS))

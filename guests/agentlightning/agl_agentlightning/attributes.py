@@ -41,7 +41,8 @@ logger = logging.getLogger("agl.compat")
 
 S = TypeVar("S")
 _PLAIN = (str, bool, int, float)
-_LINK, _TAG = LightningSpanAttributes.LINK.value, LightningSpanAttributes.TAG.value
+_LINK = LightningSpanAttributes.LINK.value
+_TAG = LightningSpanAttributes.TAG.value
 
 
 # -- nested and flat --------------------------------------------------------------------------------------------------
@@ -218,7 +219,8 @@ def make_link_attributes(links: Mapping[str, str]) -> dict[str, Any]:
     for key, value in links.items():
         if not isinstance(value, str):
             raise ValueError(f"Link value must be a string, got {type(value)} for key '{key}'")
-    key_match, value_match = LinkAttributes.KEY_MATCH.value, LinkAttributes.VALUE_MATCH.value
+    key_match = LinkAttributes.KEY_MATCH.value
+    value_match = LinkAttributes.VALUE_MATCH.value
     return flatten_attributes({_LINK: [{key_match: k, value_match: v} for k, v in links.items()]})
 
 

@@ -200,7 +200,8 @@ class OperationContext:
     """What `operation` gives: a block, or a decorator that records arguments and result."""
 
     def __init__(self, name: str, attributes: Mapping[str, Any], propagate: bool = True) -> None:
-        self.name, self.propagate = name, propagate
+        self.name = name
+        self.propagate = propagate
         self.initial_attributes = flatten_attributes(dict(attributes))
         self._block: Any = None
         self._recorder: Any = None

@@ -53,7 +53,8 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self, n_runners: int = 1, main_thread: str = "runner", managed_store: bool | None = None, **timeouts: Any
     ) -> None:
         reject_unknown(timeouts, ("join_timeout", "graceful_delay", "poll_interval"), type(self).__name__)
-        self.n_runners, self.main_thread = n_runners, main_thread
+        self.n_runners = n_runners
+        self.main_thread = main_thread
         self.managed_store = _managed(managed_store)
 
 
@@ -89,7 +90,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
             raise SpecValueError(f"role={self.role!r}", hint="it is algorithm, runner or both")
         self.server_host = server_host or os.environ.get("AGL_SERVER_HOST") or "localhost"
         self.server_port = int(server_port or os.environ.get("AGL_SERVER_PORT") or PORT)
-        self.n_runners, self.main_process = n_runners, main_process
+        self.n_runners = n_runners
+        self.main_process = main_process
         self.managed_store = _managed(managed_store)
 
     @property

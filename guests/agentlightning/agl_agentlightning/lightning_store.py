@@ -297,8 +297,10 @@ class LightningStore:
     ) -> T.PaginatedResult[T.Rollout]:
         """Rollouts that fit the filters, oldest first unless sorted otherwise, each with its latest attempt."""
         await self._scan()
-        states, ids = _first(status_in, status), _first(rollout_id_in, rollout_ids)
-        among, contains = {"status": states, "rollout_id": ids}, {"rollout_id": rollout_id_contains}
+        states = _first(status_in, status)
+        ids = _first(rollout_id_in, rollout_ids)
+        among = {"status": states, "rollout_id": ids}
+        contains = {"rollout_id": rollout_id_contains}
         started = f"{self.run_id}{_STARTED}"
         stored = {
             r.rollout_id: r
@@ -488,7 +490,8 @@ class LightningStore:
             # Attempts of agl's own runners, which write no notes.
             if attempt.worker_id and attempt.worker_id not in workers:
                 workers[attempt.worker_id] = _busy(T.Attempt.of(attempt))
-        among, contains = {"status": status_in}, {"worker_id": worker_id_contains}
+        among = {"status": status_in}
+        contains = {"worker_id": worker_id_contains}
         return _page(list(workers.values()), among, contains, filter_logic, sort_by, sort_order, limit, offset)
 
     async def get_worker_by_id(self, worker_id: str) -> T.Worker | None:

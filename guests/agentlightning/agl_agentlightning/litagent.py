@@ -62,7 +62,9 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         """The tracer of its runner."""
         return self.get_runner().tracer
 
-    trainer, runner, tracer = property(get_trainer), property(get_runner), property(get_tracer)
+    trainer = property(get_trainer)
+    runner = property(get_runner)
+    tracer = property(get_tracer)
 
     def set_trainer(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -109,7 +111,8 @@ class LitAgent(agl_agent.LitAgent, Generic[V]):
         rollout = T.AttemptedRollout(**vars(T.Rollout.of(stored)), attempt=T.Attempt.of(attempt))
         update = await self._store.resources_of(stored)
         own = update.resources if update else {}
-        llm, leased = own.get("llm"), resources.get("llm")
+        llm = own.get("llm")
+        leased = resources.get("llm")
         if isinstance(llm, T.LLM) and isinstance(leased, T.LLM) and llm.get_base_url() == leased.endpoint:
             # Nothing is routed: this is the store's own resource, with its key, or of a proxy.
             named[MAIN_LLM] = llm
@@ -121,7 +124,8 @@ class FunctionalLitAgent(LitAgent[V]):
 
     def __init__(self, function: Callable[..., Any], *, strip_proxy: bool = True) -> None:
         super().__init__()
-        self._function, self._strip_proxy = function, strip_proxy
+        self._function = function
+        self._strip_proxy = strip_proxy
         self._parameters = inspect.signature(function).parameters
         functools.update_wrapper(self, function)
 

@@ -192,12 +192,14 @@ class LLMProxy:
         except BaseException:
             self._loop.stop()
             raise
-        self._server, args.port = server, server.port
+        self._server = server
+        args.port = server.port
         set_active_llm_proxy(self)
 
     async def stop(self) -> None:
         """Stop listening, when all calls are recorded. Idempotent."""
-        server, self._server = self._server, None
+        server = self._server
+        self._server = None
         if server is not None and self._loop is not None:
             for entry in [*self._attempts.values()]:
                 await self._on_loop(entry.forwarder.close())
@@ -228,7 +230,9 @@ class LLMProxy:
             return
         rollout = attempt = "-"  # of no attempt
         if parts[:1] == ["rollout"] and len(parts) > 4 and parts[2] == "attempt":
-            rollout, attempt, parts = parts[1], parts[3], parts[4:]
+            rollout = parts[1]
+            attempt = parts[3]
+            parts = parts[4:]
         if parts[:1] == ["v1"]:
             parts = parts[1:]
         if parts == ["health"]:
@@ -359,7 +363,8 @@ def _destination(entry: Mapping[str, Any]) -> tuple[str, str, bool]:
     options = entry["litellm_params"]
     provider, slash, model = str(options["model"]).partition("/")
     if not slash or provider not in (*_BASES, _VLLM):
-        provider, model = "openai" if not slash else "", str(options["model"])
+        provider = "openai" if not slash else ""
+        model = str(options["model"])
     base = options.get("api_base") or next(filter(None, map(os.environ.get, _VARIABLES.get(provider, ()))), None)
     base = base or _BASES.get(provider)
     if base is None:

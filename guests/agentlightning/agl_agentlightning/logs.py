@@ -77,4 +77,5 @@ def configure_logger(level: int | str = "INFO", name: str = "agentlightning") ->
     return setup_module_logging(level, name=name)
 
 
-setup, setup_module = setup_logging, setup_module_logging
+setup = setup_logging
+setup_module = setup_module_logging

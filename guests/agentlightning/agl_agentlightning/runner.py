@@ -50,7 +50,8 @@ class LitAgentRunner(Generic[V]):
         reject_unknown(options, _WITHOUT_EFFECT, "LitAgentRunner")
         self.tracer = tracer or AgentOpsTracer()
         self.max_rollouts = max_rollouts
-        self.poll_interval, self.heartbeat_interval = poll_interval, heartbeat_interval
+        self.poll_interval = poll_interval
+        self.heartbeat_interval = heartbeat_interval
         self.worker_id: int | None = None
         self._agent: Any = None
         self._store: LightningStore | None = None
@@ -65,7 +66,8 @@ class LitAgentRunner(Generic[V]):
 
     def init_worker(self, worker_id: int, store: LightningStore, **_: Any) -> None:
         """Take the store."""
-        self.worker_id, self._store = worker_id, store
+        self.worker_id = worker_id
+        self._store = store
         self.tracer.init_worker(worker_id, store)
         if isinstance(self._agent, LitAgent):
             self._agent._store = store
@@ -204,7 +206,9 @@ class HookAdapter(agl_hooks.Hook):
     """Calls a hook with 0.3's arguments: the user's agent, the attempted rollout, spans of 0.3's form."""
 
     def __init__(self, hook: Any, agent: Any, runner: Any) -> None:
-        self._hook, self._agent, self._runner = hook, agent, runner
+        self._hook = hook
+        self._agent = agent
+        self._runner = runner
 
     @property
     def name(self) -> str:

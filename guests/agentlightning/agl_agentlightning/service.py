@@ -108,7 +108,8 @@ class LightningClient:
             raise ConfigError("LightningClient() has no agent", hint="LightningClient(agent_function=my_agent)")
         self.client = Client(server_url, key)
         self.agent = client_agent(agent_function)
-        self.num_workers, self.timeout = num_workers, timeout
+        self.num_workers = num_workers
+        self.timeout = timeout
 
     def run(self, **settings: Any) -> Any:
         """Run the agent for the server until its run is done; what `agl.Client.train` returns, and raises."""

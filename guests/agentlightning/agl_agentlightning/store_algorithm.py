@@ -22,7 +22,9 @@ class StoreAlgorithm(AglAlgorithm):
     needs_tasks = False
 
     def __init__(self, algorithm: Algorithm, trainer: Any, agent: Any) -> None:
-        self.algorithm, self.trainer, self.agent = algorithm, trainer, agent
+        self.algorithm = algorithm
+        self.trainer = trainer
+        self.agent = agent
 
     async def run(self, run: Run) -> None:
         store: LightningStore = self.trainer.bind(run.store, run.run_id)
@@ -33,7 +35,8 @@ class StoreAlgorithm(AglAlgorithm):
         workplace = Workplace(run)
         await workplace.start(lambda mode: SamplingRules(), "", routed=False, rewarded=False)
         try:
-            train, val = (run.train or None), (run.val or None)
+            train = run.train or None
+            val = run.val or None
             if self.algorithm.is_async():
                 await self.algorithm.run(train, val)
             else:

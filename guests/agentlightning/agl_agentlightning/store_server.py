@@ -58,7 +58,8 @@ class PythonServerLauncher:
     """The addresses of a server that is launched with `args`."""
 
     def __init__(self, app: Any, args: PythonServerLauncherArgs) -> None:
-        self.app, self.args = app, args
+        self.app = app
+        self.args = args
 
     @property
     def endpoint(self) -> str:
@@ -161,7 +162,8 @@ class LightningStoreServer(_Delegate):
             raise ServerStartError(
                 f"the store's server did not start up within its time: {reason}", hint=error.hint
             ) from error
-        self._server, self._url_of_server = server, server.url
+        self._server = server
+        self._url_of_server = server.url
         args.port = int(server.url.rpartition(":")[2])
 
     async def run_forever(self) -> None:
@@ -174,7 +176,9 @@ class LightningStoreServer(_Delegate):
 
     async def stop(self) -> None:
         """Stop listening; the store stays open. Idempotent."""
-        server, self._server, self._url_of_server = self._server, None, None
+        server = self._server
+        self._server = None
+        self._url_of_server = None
         if server is not None and self._loop is not None:
             await self._on_loop(server.stop())
             await asyncio.to_thread(self._loop.stop)

@@ -94,7 +94,8 @@ class Tracer:
                 self._switched.append(tracer)
 
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        self.worker_id, self._store = worker_id, store
+        self.worker_id = worker_id
+        self._store = store
 
     def teardown_worker(self, worker_id: int, *_: Any, **__: Any) -> None:
         self.worker_id = None

@@ -226,7 +226,8 @@ class Trainer(Generic[V]):
         options = dict(self._options)
         options.setdefault("agents", self._selection(agent))
         runner = self.runner
-        runner._agent, runner._store = agent, self._users_store
+        runner._agent = agent
+        runner._store = self._users_store
         if isinstance(self.strategy, ClientServerExecutionStrategy):
             if self.strategy.role == "algorithm":
                 host = self.strategy.server_host.replace("localhost", "127.0.0.1")

@@ -272,7 +272,9 @@ class PaginatedResult(list[V]):
 
     def __init__(self, items: Iterable[V], limit: int, offset: int, total: int) -> None:
         super().__init__(items)
-        self.limit, self.offset, self.total = limit, offset, total
+        self.limit = limit
+        self.offset = offset
+        self.total = total
 
     @property
     def items(self) -> list[V]:
@@ -313,7 +315,8 @@ class Span(_PydanticMethods):
 
     @classmethod
     def of(cls, span: agl_spans.Span, sequence_id: int) -> Span:
-        attributes, name = dict(span.attributes), span.name
+        attributes = dict(span.attributes)
+        name = span.name
         if span.operation == semconv.REWARD and attributes.get(semconv.REWARD_PRIMARY, True) and name != AGL_ANNOTATION:
             # What an agent returned, as 0.3 recorded it.
             name = AGL_ANNOTATION
@@ -394,7 +397,8 @@ class Span(_PydanticMethods):
     ) -> Span:
         """A span from its attributes; trace and span ids are random where None."""
         now = time.time()
-        trace_id, span_id = trace_id or secrets.token_hex(16), span_id or secrets.token_hex(8)
+        trace_id = trace_id or secrets.token_hex(16)
+        span_id = span_id or secrets.token_hex(8)
         return cls(
             rollout_id=rollout_id or "",
             attempt_id=attempt_id or "",

@@ -62,4 +62,7 @@ class MultiprocessingEvent:
 
     def __init__(self, *, ctx: Any = None) -> None:
         event = (ctx or multiprocessing).Event()
-        self.set, self.clear, self.is_set, self.wait = event.set, event.clear, event.is_set, event.wait
+        self.set = event.set
+        self.clear = event.clear
+        self.is_set = event.is_set
+        self.wait = event.wait

@@ -114,7 +114,8 @@ class _Run:
 
     async def end(self) -> None:
         """End the agent, unless it has ended: a sync one at its next request."""
-        replies, self.open = self.open or set(), None
+        replies = self.open or set()
+        self.open = None
         for reply in replies:
             if not reply.done():
                 reply.set_exception(_ended())
@@ -129,7 +130,8 @@ class AgentEnvironment(vf.MultiTurnEnv):
 
     def __init__(self, agent: Agent, selection: Any, **options: Any) -> None:
         super().__init__(**options)
-        self._agent, self._selection = agent, selection
+        self._agent = agent
+        self._selection = selection
         self._traced = contextlib.ExitStack()
         self._traced.enter_context(switched_on(agent.tracers))
 

@@ -68,7 +68,10 @@ class Environment:
     """
 
     def __init__(self, name: str, kind: Kind, tasks: list[Task], model: str) -> None:
-        self.name, self.tasks, self._kind, self._model = name, tasks, kind, model
+        self.name = name
+        self.tasks = tasks
+        self._kind = kind
+        self._model = model
         self.agent = agl.rollout(self._solve, name="solver")
         self.reward = Reward(self)
 
@@ -92,7 +95,8 @@ class Environment:
         Raises:
             RolloutError: the environment failed. The exception of `ask` if it raised one, whatever became of it.
         """
-        failure, score = None, math.nan
+        failure = None
+        score = math.nan
         try:
             score = float(await self._kind.play(task, ask))
         except AglError as error:

@@ -69,7 +69,8 @@ def _ran(job: dict[str, Any]) -> dict[str, Any]:
     output = os.open("/tmp", os.O_RDWR | os.O_TMPFILE | os.O_APPEND, 0o600)
     try:
         ended = supervisor.watched(lambda: _run(job, output), job)
-        size, most = os.fstat(output).st_size, job["output_bytes"]
+        size = os.fstat(output).st_size
+        most = job["output_bytes"]
         shown = os.pread(output, most, max(0, size - most)).decode(errors="replace")
     finally:
         os.close(output)

@@ -27,8 +27,12 @@ from agl.trainer.processes.bubblewrap import SYSTEM, Bubblewrap
 from agl.trainer.processes.sandbox import PATH, Walls
 from agl_environments import harbor_inside
 
-_OUTPUT_BYTES, _PROCESSES, _FIRST_UID, _UIDS = 16 << 10, 256, 62_000, 2_000
-_SETUP_SECONDS, _PART = 60.0, 1 << 20
+_OUTPUT_BYTES = 16 << 10
+_PROCESSES = 256
+_FIRST_UID = 62_000
+_UIDS = 2_000
+_SETUP_SECONDS = 60.0
+_PART = 1 << 20
 _COPY_MB = 64
 """MiB that a copy of full size takes beside its bytes: a page for each of its files."""
 _FORMAT = ("logs", "tests", "solution")
@@ -71,7 +75,9 @@ class Sandbox:
     def __init__(self, root: Root, process: Popen[bytes], threads: ThreadPoolExecutor) -> None:
         assert process.stdin
         assert process.stdout
-        self._root, self._process, self._threads = root, process, threads
+        self._root = root
+        self._process = process
+        self._threads = threads
         self._in, self._out = process.stdin.fileno(), process.stdout.fileno()
         self._limits = {"memory_mb": root.memory_mb, "processes": _PROCESSES}
 
@@ -125,7 +131,8 @@ class Sandbox:
         await self._in_turn(lambda: self._make(copy))
 
     def _copy(self) -> IO[bytes]:
-        tops, most = self._root.tops, self._root.disk_mb << 20
+        tops = self._root.tops
+        most = self._root.disk_mb << 20
         inside = [f"{at}/{top}" for at in ("", harbor_inside.ROOT) for top in tops]
         links = [*inside, *SYSTEM, *interpreter_folders(sys.executable)]
         job = {"kind": "pack", "tops": tops, "workdir": self._root.workdir, "most_bytes": most, "links": links}
@@ -215,7 +222,8 @@ async def opened(root: Root, copy: IO[bytes] | None = None) -> AsyncIterator[San
     links = {f"/{top}": f"{harbor_inside.ROOT}/{top}" for top in (*root.tops, *_FORMAT)}
     command = [sys.executable, "-I", "-c", start, str(uid)]
     # One thread, as the kernel ends a sandbox with the thread that has started it.
-    threads, process = ThreadPoolExecutor(1, "agl-harbor"), None
+    threads = ThreadPoolExecutor(1, "agl-harbor")
+    process = None
     try:
         starting = asyncio.get_running_loop().run_in_executor
         process = await starting(threads, Bubblewrap(links).start, command, walls)

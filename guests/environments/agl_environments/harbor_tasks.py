@@ -217,8 +217,10 @@ def _read(path: Path) -> _Folder:
 
 def _image(path: Path, dockerfile: str, own_workdir: str | None) -> tuple[str, dict[str, Path], dict[str, str]]:
     """(working directory, files, variables) of a Dockerfile that adds no more than these to a base image."""
-    context, workdir = path / "environment", PurePosixPath("/")
-    files, environment = dict[str, Path](), dict[str, str]()
+    context = path / "environment"
+    workdir = PurePosixPath("/")
+    files = dict[str, Path]()
+    environment = dict[str, str]()
     for line in filter(None, map(str.strip, dockerfile.replace("\\\n", " ").splitlines())):
         name, _, rest = line.partition(" ")
         words = shlex.split(rest) if name in ("WORKDIR", "ENV", "COPY") else []

@@ -65,7 +65,8 @@ class InspectTasks:
             raise ConfigError(f"{name} runs in a container of inspect", hint="agl reads tasks without sandbox=")
         if not self._task.scorer:
             raise ConfigError(f"{name} has no scorer", hint="agl needs one: it gives the reward")
-        self._score, self._limit = score, self._task.message_limit or max_messages
+        self._score = score
+        self._limit = self._task.message_limit or max_messages
 
     def tasks(self, n: int | None, seed: int) -> list[dict[str, Any]]:
         samples = [sample.model_dump(mode="json", exclude_none=True) for sample in self._task.dataset]
@@ -96,7 +97,8 @@ class InspectTasks:
         async def generate(state: TaskState, tool_calls: Any = "loop", **config: Any) -> TaskState:
             return await task_generate(model, state, tool_calls, NOT_GIVEN, GenerateConfig(**config))
 
-        setup, solver = self._task.setup, self._task.solver
+        setup = self._task.setup
+        solver = self._task.solver
         solvers = [
             *(setup if isinstance(setup, list) else [setup] if setup else []),
             *(solver if isinstance(solver, list) else [solver]),

@@ -32,7 +32,8 @@ class NemoGym:
     def __init__(self, url: str, *, tasks: str | Path | Sequence[Mapping[str, Any]], max_turns: int = 20) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is no address", hint="nemo-gym:http://host:port of a running resource server")
-        self._url, self._turns = url.rstrip("/"), max_turns
+        self._url = url.rstrip("/")
+        self._turns = max_turns
         try:
             lines = Path(tasks).read_text("utf-8").splitlines() if isinstance(tasks, str | Path) else ()
             rows = [json.loads(line) for line in lines if line.strip()] or [dict(row) for row in tasks]  # type: ignore[arg-type]

@@ -43,8 +43,12 @@ class OpenEnv:
     ) -> None:
         if score not in ("sum", "last"):
             raise ConfigError(f"score={score!r}", hint="'sum' or 'last'")
-        self._url, self._system, self._turns = url.rstrip("/"), system, max_turns
-        self._reset, self._score, self._floor = dict(reset or {}), score, floor
+        self._url = url.rstrip("/")
+        self._system = system
+        self._turns = max_turns
+        self._reset = dict(reset or {})
+        self._score = score
+        self._floor = floor
         try:
             with urllib.request.urlopen(f"{self._url}/schema", timeout=10) as response:
                 action = json.load(response)["action"]

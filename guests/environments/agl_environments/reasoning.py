@@ -31,7 +31,9 @@ class ReasoningGym:
     def __init__(self, name: str, *, system: str | None = None, **options: Any) -> None:
         if name not in DATASETS:
             raise ConfigError(f"reasoning-gym has no data set {name!r}", hint=nearest(name, DATASETS))
-        self._name, self._system, self._options = name, system, options
+        self._name = name
+        self._system = system
+        self._options = options
 
     def tasks(self, n: int | None, seed: int) -> list[dict[str, Any]]:
         try:

@@ -22,7 +22,8 @@ from agl_harnesses.harness import Attempt, Harness, Providers, litellm_providers
 class Aider(Harness):
     """aider."""
 
-    name, programs = "aider", ("aider",)
+    name = "aider"
+    programs = ("aider",)
     install = "pip install aider-chat"
     versions = ("0.86.2",)
     sub_agents: ClassVar[Mapping[str, str]] = {

@@ -27,7 +27,8 @@ _QUIET = {
 class Claude(Harness):
     """Claude Code. Not for Bedrock or Vertex, which have addresses of their own."""
 
-    name, programs = "claude", ("claude",)
+    name = "claude"
+    programs = ("claude",)
     install = "npm install -g @anthropic-ai/claude-code"
     sub_agents: ClassVar[Mapping[str, str]] = {
         "title": "Generate a concise, sentence-case title",

@@ -18,13 +18,15 @@ from agl.trainer.runners.recording_proxy import PROVIDERS
 from agl_harnesses.harness import Attempt, Harness, Providers, merged, toml_setting
 
 _STATE = ("sessions", "archived_sessions", "*.sqlite*", "log*", ".tmp", "tmp", "shell_snapshots", "history*", "*locks")
-_KEY, _POLICY = "CODEX_API_KEY", "agl"
+_KEY = "CODEX_API_KEY"
+_POLICY = "agl"
 
 
 class Codex(Harness):
     """Codex with an API key; a login with ChatGPT goes to another server."""
 
-    name, programs = "codex", ("codex",)
+    name = "codex"
+    programs = ("codex",)
     install = "npm install -g @openai/codex"
     versions = ("0.171.0",)
 

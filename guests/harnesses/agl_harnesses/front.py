@@ -48,7 +48,9 @@ class Front:
     """
 
     def __init__(self, harness: Harness) -> None:
-        self.harness, self.agent, self.calls = harness, harness.name, 0
+        self.harness = harness
+        self.agent = harness.name
+        self.calls = 0
         self.prefixes: Mapping[str, str] = {}
         self.addresses: Callable[[str], Providers] = _not_started
         self._turns = Turns()
@@ -64,7 +66,8 @@ class Front:
         if request.headers.get("upgrade", "").lower() == "websocket":
             # Codex then sends the same over HTTP; after any other answer it tries for seconds.
             raise RequestError(426, "calls are taken over HTTP", code="upgrade_required")
-        api, raw = request.path_params["api"], scope["raw_path"].decode("ascii")
+        api = request.path_params["api"]
+        raw = scope["raw_path"].decode("ascii")
         prefix = self.prefixes.get(api)
         if prefix is None or not raw.startswith(prefix):
             raise RequestError(404, f"{request.method} {request.url.path} is not served", code="not_found")
@@ -100,7 +103,8 @@ class Front:
 
     async def forward(self, request: Request, name: str, url: str, content: bytes, send: Send) -> None:
         """Answer a request of an agent with what a URL answers, which is this server's."""
-        path, receive = urllib.parse.urlsplit(url).path, request.receive
+        path = urllib.parse.urlsplit(url).path
+        receive = request.receive
         # What this route has found is not to be found again.
         scope = {
             name: value for name, value in request.scope.items() if name not in ("path_params", "endpoint", "router")
@@ -204,7 +208,8 @@ class Onward(Front):
         return dumps(value), name
 
     async def forward(self, request: Request, name: str, url: str, content: bytes, send: Send) -> None:
-        self._seconds, self._open = self.own_seconds, self._open + 1
+        self._seconds = self.own_seconds
+        self._open = self._open + 1
         try:
             headers = forwarded_headers(request)
             query = request.url.query

@@ -15,7 +15,8 @@ from agl.tracing.propagation import GOOGLE_KEYS, GOOGLE_URL
 from agl.trainer.runners.recording_proxy import PROVIDERS
 from agl_harnesses.harness import Attempt, Harness, Providers, merged
 
-_KEY, _SETTINGS = "gemini-api-key", ".gemini/settings.json"
+_KEY = "gemini-api-key"
+_SETTINGS = ".gemini/settings.json"
 _QUIET = {"privacy": {"usageStatisticsEnabled": False}, "telemetry": {"enabled": False}}
 _UPDATES = {"general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False}}
 # Google's servers search, for which no policy stands in; and what fails would be tried ten times.
@@ -27,8 +28,10 @@ _LOGINS = {"GOOGLE_GENAI_USE_GCA": "oauth-personal", "GOOGLE_GENAI_USE_VERTEXAI"
 class Gemini(Harness):
     """Gemini CLI with an API key; a login with Google, and Vertex AI, go to other servers."""
 
-    name, programs = "gemini", ("gemini",)
-    install, versions = "npm install -g @google/gemini-cli", ("0.61.0",)
+    name = "gemini"
+    programs = ("gemini",)
+    install = "npm install -g @google/gemini-cli"
+    versions = ("0.61.0",)
     sub_agents: ClassVar[Mapping[str, str]] = {
         "compression": "responsible for distilling chat history into a structured XML",
         "loop": "You are a diagnostic agent that determines whether",

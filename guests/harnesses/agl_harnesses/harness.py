@@ -230,7 +230,8 @@ def point_litellm(attempt: Attempt, known: Mapping[str, str] | None = None) -> d
     Args:
         known: keys of files, as of `Attempt.placeholder`.
     """
-    openai, anthropic = attempt.urls["openai"], attempt.urls["anthropic"]
+    openai = attempt.urls["openai"]
+    anthropic = attempt.urls["anthropic"]
     variables: dict[str, str] = dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), openai)
     variables |= dict.fromkeys(("ANTHROPIC_API_BASE", "ANTHROPIC_BASE_URL"), anthropic)
     attempt.environment |= {**variables, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}

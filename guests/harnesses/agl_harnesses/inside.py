@@ -19,7 +19,10 @@ from typing import Any
 
 from agl.trainer.graders.programs.inside import copies, plain, supervisor
 
-HOME, CONFIG, WORK, SCRATCH = "/tmp/home", "/tmp/home/.attempt", "/tmp/work", "/tmp/tmp"
+HOME = "/tmp/home"
+CONFIG = "/tmp/home/.attempt"
+WORK = "/tmp/work"
+SCRATCH = "/tmp/tmp"
 GATEWAY = "/agl/gateway"
 PORT = 4747
 SHOWN_BYTES = 4000
@@ -96,7 +99,8 @@ async def _serve(network: socket.socket, refused: collections.Counter[str]) -> N
             if target == f"127.0.0.1:{PORT}":  # some use a proxy for whatever they call
                 await reader.readuntil(b"\r\n\r\n")
                 writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
-                line, target = b"", "/"
+                line = b""
+                target = "/"
             if target.startswith("/"):
                 theirs, to_them = await asyncio.open_unix_connection(f"{GATEWAY}/socket")
                 to_them.write(line)

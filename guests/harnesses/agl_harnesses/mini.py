@@ -18,7 +18,8 @@ _BASE = "model.model_kwargs.api_base="
 class Mini(Harness):
     """mini-swe-agent. A base URL in a YAML file of `-c` is not looked at, one on the command line is."""
 
-    name, programs = "mini", ("mini", "mini-swe-agent")
+    name = "mini"
+    programs = ("mini", "mini-swe-agent")
     install = "pip install mini-swe-agent"
     versions = ("2.4.6",)
 

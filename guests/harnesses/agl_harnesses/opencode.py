@@ -24,7 +24,8 @@ _APIS = {"@ai-sdk/openai": "openai", "@ai-sdk/openai-compatible": "openai", "@ai
 class OpenCode(Harness):
     """OpenCode. Providers that have no base URL in its settings are `openai` and `anthropic`."""
 
-    name, programs = "opencode", ("opencode",)
+    name = "opencode"
+    programs = ("opencode",)
     install = "npm install -g opencode-ai"
     versions = ("1.18.33",)
     sub_agents: ClassVar[Mapping[str, str]] = {

@@ -23,7 +23,8 @@ _APIS = {"openai-completions": "openai", "openai-responses": "openai", "anthropi
 class Pi(Harness):
     """pi. Providers that have no base URL in `models.json` are `openai` and `anthropic`."""
 
-    name, programs = "pi", ("pi",)
+    name = "pi"
+    programs = ("pi",)
     install = "npm install -g @mariozechner/pi-coding-agent"
     versions = ("0.73.1",)
     sub_agents: ClassVar[Mapping[str, str]] = {"compaction": "You are a context summarization assistant"}

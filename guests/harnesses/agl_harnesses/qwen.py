@@ -23,7 +23,8 @@ _STATE = ("projects", "debug", "tmp", "history", "todos", "*.lock", "logs", "usa
 class Qwen(Harness):
     """Qwen Code with a key. A login with Qwen is refused: its calls go where the login says."""
 
-    name, programs = "qwen", ("qwen",)
+    name = "qwen"
+    programs = ("qwen",)
     install = "npm install -g @qwen-code/qwen-code"
     versions = ("0.15.10", "0.24.4")
     sub_agents: ClassVar[Mapping[str, str]] = {
@@ -54,7 +55,8 @@ class Qwen(Harness):
         attempt.words += ["-y", "--auth-type", "openai", "-m", model, "-p", task]
 
     def point(self, attempt: Attempt) -> None:
-        settings, url = self._settings(attempt), attempt.urls["openai"]
+        settings = self._settings(attempt)
+        url = attempt.urls["openai"]
         attempt.copy(_home(attempt), *_STATE)
         entries = settings.get("modelProviders", {}).get("openai", [])
         quiet: dict[str, Any] = {

@@ -59,8 +59,10 @@ def agents(result: Result) -> list[AgentCalls]:
             calls = [c for c in await store.query_calls(rollout.rollout_id, rollout.attempts) if c.policy is not None]
             for call in calls:
                 agent = found.setdefault(call.agent, AgentCalls(call.agent, drift=max(drifts, default=None)))
-                record, size = records.get(call.id), call.response_ids.size
-                agent.calls, agent.sampled = agent.calls + 1, agent.sampled + size
+                record = records.get(call.id)
+                size = call.response_ids.size
+                agent.calls = agent.calls + 1
+                agent.sampled = agent.sampled + size
                 agent.forks.update([call.fork_cause] if call.fork_cause else [])
                 if record is not None:
                     agent.trained += record.tokens

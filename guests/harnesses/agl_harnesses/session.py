@@ -69,7 +69,8 @@ class Session:
     """
 
     def __init__(self, harness: Harness, command: Sequence[str]) -> None:
-        self.harness, self.name = harness, harness.name
+        self.harness = harness
+        self.name = harness.name
         parent = cache_directory() / "harnesses"
         parent.mkdir(parents=True, exist_ok=True)
         # Not in the system's directory for temporary files, where Codex makes no helpers.
@@ -80,7 +81,8 @@ class Session:
         except BaseException:
             self._folder.cleanup()
             raise
-        self._front, self._started = Front(harness), False
+        self._front = Front(harness)
+        self._started = False
         self._path = f"/harness/{secrets.token_urlsafe(24)}"
         self.routes = [Route(f"{self._path}/{{api}}/{{rest:path}}", self._front, methods=None)]
         check_version(harness, command[0])
@@ -121,7 +123,8 @@ class Session:
 
 def check_version(harness: Harness, program: str) -> None:
     """Say so if a program is of a version that nobody has seen."""
-    version, seen = harness.version(program), harness.versions
+    version = harness.version(program)
+    seen = harness.versions
     if seen and not any(_minor(version) == _minor(known) for known in seen):
         _say(
             f"{harness.name} {version or 'of an unknown version'} is tried as {', '.join(seen)}, which agl has seen: "

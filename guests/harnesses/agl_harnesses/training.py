@@ -50,8 +50,10 @@ _ACCOUNTS = {
     "OPENAI_PROJECT_ID": ("openai", "openai-project", ""),
 }
 """The same of variables that say which account is charged."""
-_POLL_SECONDS, _END_SECONDS = 0.1, 10.0
-_FIRST_UID, _UIDS = 60_000, 2_000
+_POLL_SECONDS = 0.1
+_END_SECONDS = 10.0
+_FIRST_UID = 60_000
+_UIDS = 2_000
 _uids = itertools.count(os.getpid())
 
 
@@ -140,7 +142,8 @@ def harness(
             raise ConfigError(f"agl.harness({what}={value!r})", hint="give more than 0")
     if isinstance(allow, str):
         raise ConfigError(f"agl.harness(allow={allow!r})", hint=f"give a list: [{allow!r}]")
-    sandbox, one = chosen(isolation), kind()
+    sandbox = chosen(isolation)
+    one = kind()
     if not sandbox.mounts:
         raise ConfigError(
             f"isolation={sandbox.name!r} has no walls on this machine", hint='give "bubblewrap", "podman" or "docker"'
@@ -154,7 +157,8 @@ def harness(
     if path is not None and sandbox.python is None:
         check_version(one, path)
         program, needed, directories = _installed(Path(path).resolve())
-        mounted, paths = [*mounted, *needed], [*paths, *directories]
+        mounted = [*mounted, *needed]
+        paths = [*paths, *directories]
     return HarnessAgent(
         _Place(
             one,
@@ -231,7 +235,8 @@ class _Place:
         root = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="agl-harness-")
         try:
             copy, report = await self._attempt(task, Path(root.name))
-            began, grade = time.monotonic(), self.grade
+            began = time.monotonic()
+            grade = self.grade
             # What a sync function calls may block.
             reward = await (grade.call_async(task, copy) if grade.is_async else asyncio.to_thread(grade, task, copy))
             output = {name: report[name] for name in ("said", "refused") if report[name]}
@@ -291,7 +296,8 @@ class _Place:
         Raises:
             ConfigError: `task` or `files` gave something else.
         """
-        home, config = root / "home", root / "config"
+        home = root / "home"
+        config = root / "config"
         for folder in (home, config):
             folder.mkdir()
         own = {name: value for name, value in self.env.items() if name not in _KEYS}
@@ -348,7 +354,8 @@ class _Place:
         scope = tracing.current()
         if scope is None:
             raise ConfigError("agl.harness was called outside of a rollout", hint="use agl.Trainer or agl.evaluate")
-        rollout, main = scope.rollout, self.harness.name
+        rollout = scope.rollout
+        main = self.harness.name
         own = {variable: url for api, variable in URLS.items() if (url := self.env.get(variable) or providers.get(api))}
         recorded = rollout.recorder(main, own) if rollout.recorder is not None else {}
 

@@ -45,7 +45,8 @@ def install() -> None:
     Raises:
         ConfigError: massgen has its own module `rl`.
     """
-    this, package = sys.modules[__name__], sys.modules.get("massgen")
+    this = sys.modules[__name__]
+    package = sys.modules.get("massgen")
     if sys.modules.get("massgen.rl") is this:
         return
     # Its files are looked at: importing it here would load all of MassGen.

@@ -73,7 +73,8 @@ class TraceCollector:
             stage: of the coordination. A presentation is no action of the agent: where the
                 agent is trained it is not credited, and goes to the agent's own model.
         """
-        parent, presents = tracing.current(), stage in PRESENTING
+        parent = tracing.current()
+        presents = stage in PRESENTING
         own = parent is None
         # Under its own name a presentation would be credited with what the agent did before.
         name = f"{stage} of {agent_id}" if presents else agent_id
@@ -143,7 +144,10 @@ class AgentRun:
     """
 
     def __init__(self, collector: TraceCollector, agent_id: str, scope: tracing.Scope, *, own: bool) -> None:
-        self.collector, self.agent_id, self.scope, self.own = collector, agent_id, scope, own
+        self.collector = collector
+        self.agent_id = agent_id
+        self.scope = scope
+        self.own = own
         self.trace_id = trace_id(scope.rollout.rollout_id, None if scope.parent is None else scope.span_id)
         self._inside: tracing.Scope | None = scope
         self._first = next_number()

@@ -221,7 +221,8 @@ def _run_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
 
 
 def _trace(record: Record, run: Span | None, members: Iterable[Span]) -> Trace:
-    rollout, facts = record.rollout, run.attributes if run is not None else {}
+    rollout = record.rollout
+    facts = run.attributes if run is not None else {}
     ordered = in_order(members)
     spans = tuple(made for s in ordered if (made := _span(s, run)) is not None)
     counted = (
@@ -253,7 +254,8 @@ def _trace(record: Record, run: Span | None, members: Iterable[Span]) -> Trace:
 
 
 def _span(span: Span, run: Span | None) -> TraceSpan | None:
-    facts, at = span.attributes, span.start
+    facts = span.attributes
+    at = span.start
     error = (span.status_message or "error") if span.status == "error" else None
     match span.operation:
         case semconv.CHAT:
@@ -266,7 +268,8 @@ def _span(span: Span, run: Span | None) -> TraceSpan | None:
         case semconv.REWARD:
             earner = facts.get(semconv.REWARD_AGENT)
             other = None if run is not None and earner == run.agent else earner
-            value, name = float(facts[semconv.REWARD_VALUE]), str(facts.get(semconv.REWARD_NAME, "reward"))
+            value = float(facts[semconv.REWARD_VALUE])
+            name = str(facts.get(semconv.REWARD_NAME, "reward"))
             return RewardSpan(value, name, str(facts.get(semconv.VALUE, "")), other, timestamp=at)
         case semconv.OBJECT:
             value = _json(facts.get(semconv.VALUE))

@@ -11,8 +11,10 @@ from agl.agents.memory import Hit
 from agl.trainer.memory.memory import Memory
 from agl.trainer.memory.ranking import Embed, Hybrid, text_of
 
-EPISODES, KNOWLEDGE = "episodic", "semantic"
-RECENCY, UNIQUENESS = 0.1, 0.2
+EPISODES = "episodic"
+KNOWLEDGE = "semantic"
+RECENCY = 0.1
+UNIQUENESS = 0.2
 """The guide's bonuses. Recency is a share of the older episodes here; there every episode got all of it."""
 SAME = 0.9
 """From which share of common words on two episodes are the same."""

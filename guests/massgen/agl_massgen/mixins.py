@@ -90,7 +90,8 @@ class _Recorded:
                 yield chunk
             status, failure = ("completed", None) if watch.error is None else ("failed", watch.error)
         except Exception as error:
-            status, failure = "failed", error
+            status = "failed"
+            failure = error
             raise
         finally:
             # Also when the generator is closed half-way, as that of an agent is which is restarted.
@@ -176,7 +177,8 @@ class _AgentWatch(_Watch):
         self.voted = False
 
     def saw(self, chunk: Any) -> None:
-        kind, content = _kind(chunk), _field(chunk, "content")
+        kind = _kind(chunk)
+        content = _field(chunk, "content")
         if kind == "content" or kind.startswith("reasoning"):
             text = content or _field(chunk, "reasoning_delta") or _field(chunk, "reasoning_summary_delta")
             if isinstance(text, str) and text:
@@ -227,12 +229,14 @@ class _AgentWatch(_Watch):
     def _flush(self, *, partial: bool = False) -> None:
         if self._text is not None:
             kind, pieces = self._text
-            text, self._text = "".join(pieces), None
+            text = "".join(pieces)
+            self._text = None
             self.run.emit(ContentSpan(text, partial) if kind == "content" else ReasoningSpan(text))
 
     def _called(self, call: Any) -> None:
         function = _field(call, "function") or call
-        name, arguments = str(_field(function, "name")), _arguments(_field(function, "arguments"))
+        name = str(_field(function, "name"))
+        arguments = _arguments(_field(function, "arguments"))
         call_id = str(_field(call, "id") or _field(call, "call_id") or f"{name} {len(self._tools)}")
         self._tools[call_id] = {"name": name, "arguments": arguments}
         if name == "new_answer" and isinstance(arguments, Mapping):
@@ -241,7 +245,8 @@ class _AgentWatch(_Watch):
 
     def _tool_status(self, chunk: Any, content: str) -> None:
         """A tool that MassGen runs itself: called, then its arguments and its result, then whether it failed."""
-        status, source = str(_field(chunk, "status") or ""), str(_field(chunk, "source") or "")
+        status = str(_field(chunk, "status") or "")
+        source = str(_field(chunk, "source") or "")
         name = source.removeprefix("mcp_").removeprefix("custom_")
         call_id = str(_field(chunk, "tool_call_id") or name)
         told = content.partition(": ")[2]
@@ -295,14 +300,16 @@ class _OrchestratorWatch(_Watch):
 
     def _read(self) -> None:
         events = _events(self.owner)
-        new, self._seen = events[self._seen :], len(events)
+        new = events[self._seen :]
+        self._seen = len(events)
         for event in new:
             name = str(getattr(kind := _field(event, "event_type"), "value", kind))
             if name in EVENTS:
                 self._event(EVENTS[name], event)
 
     def _event(self, kind: str, event: Any) -> None:
-        agent, facts = self._real(_field(event, "agent_id")), _field(event, "context") or {}
+        agent = self._real(_field(event, "agent_id"))
+        facts = _field(event, "context") or {}
         voted_for = self._real(facts.get("voted_for"))
         if kind == "vote" and agent is not None and voted_for is not None:
             self.votes[agent] = voted_for

@@ -75,7 +75,9 @@ class LightningStore:
             if self._exporter is None:
                 if self.folder is not None:
                     self.folder.mkdir(parents=True, exist_ok=True)
-                url, folder, begun = self.url, self.folder, self._begun
+                url = self.url
+                folder = self.folder
+                begun = self._begun
                 self._exporter = BackgroundSpanExporter(lambda: _Sink(url, folder, begun), _lost)
                 self._finish = weakref.finalize(self, self._exporter.finish, None)
             self._exporter.put(span)
@@ -130,7 +132,8 @@ class LightningStore:
             )
 
         async def query(store: Store) -> list[Trace]:
-            which, found = RolloutFilter(since=since), []
+            which = RolloutFilter(since=since)
+            found = []
             async for one in records(store, which, await which.count(store)):
                 found += filter(fits, traces(one))
                 if limit is not None and len(found) >= limit:
@@ -196,7 +199,8 @@ class _Sink:
     """The store's end of the thread that writes: rollouts begin with their first span and end with their root."""
 
     def __init__(self, url: str, folder: Path | None, begun: dict[str, Begun]) -> None:
-        self._folder, self._begun = folder, begun
+        self._folder = folder
+        self._begun = begun
         self._known: set[str] = set()
         self._runner = asyncio.Runner()
         try:

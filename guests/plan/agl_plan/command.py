@@ -38,7 +38,8 @@ def plan(
     from agl.trainer.report.terminal import console
     from agl_plan import plan as planning
 
-    staleness, progress = max_staleness or [0, 1, 2, 4], Progress(not quiet)
+    staleness = max_staleness or [0, 1, 2, 4]
+    progress = Progress(not quiet)
     if run:
         reject_unknown(values := planning.numbers(settings or []), ("steps",), "--set with --from")
         facts, rows = planning.measured(run, staleness, progress, **values)

@@ -48,14 +48,23 @@ class Engine:
     """
 
     def __init__(self, pace: Pace, room: float = math.inf) -> None:
-        self.pace, self._room = pace, room
-        self.busy, self.sampled, self.computed = 0.0, 0, 0
-        self._speed, self._at, self._done, self._backlog = 1.0, 0.0, 0.0, 0.0
+        self.pace = pace
+        self._room = room
+        self.busy = 0.0
+        self.sampled = 0
+        self.computed = 0
+        self._speed = 1.0
+        self._at = 0.0
+        self._done = 0.0
+        self._backlog = 0.0
         self._running: list[tuple[float, int, _Call]] = []
         self._waiting: deque[_Call] = deque()
         self._cached: OrderedDict[int, int] = OrderedDict()
         self._begun: set[int] = set()
-        self._held, self._kept, self._offsets, self._served = 0, 0, 0.0, 0
+        self._held = 0
+        self._kept = 0
+        self._offsets = 0.0
+        self._served = 0
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_soon(self._turn)
 
@@ -102,13 +111,15 @@ class Engine:
             self._timer = self._loop.call_later(wait, self._turn)
 
     def _iteration(self) -> float:
-        pace, rows = self.pace, len(self._running)
+        pace = self.pace
+        rows = len(self._running)
         weights = max(min(pace.read, pace.read_row * rows), pace.row * rows)
         return max(pace.iteration + weights + pace.context * (self._offsets + rows * self._done), 1e-12)
 
     def advance(self) -> None:
         """Bring the work up to now, and end the calls that have all their tokens."""
-        work, self._at = (self._loop.time() - self._at) * self._speed, self._loop.time()
+        work = (self._loop.time() - self._at) * self._speed
+        self._at = self._loop.time()
         if self._running or self._backlog:
             self.busy += work
             prefill = min(work, self._backlog)
@@ -118,7 +129,8 @@ class Engine:
         while self._running and self._running[0][0] <= self._done + 1e-6:
             end, _, call = heapq.heappop(self._running)
             tokens = self._cached[call.conversation] = call.prompt + call.sampled
-            self._held, self._kept = self._held - tokens, self._kept + tokens
+            self._held = self._held - tokens
+            self._kept = self._kept + tokens
             self._offsets -= tokens - end
             self.sampled += call.sampled
             call.done.set_result(None)
@@ -133,7 +145,8 @@ class Engine:
         while self._cached and self._held + self._kept + tokens > self._room:
             self._kept -= self._cached.popitem(last=False)[1]
         cached = max(cached, self._shared(call))
-        self._held, self._served = self._held + tokens, self._served + 1
+        self._held = self._held + tokens
+        self._served = self._served + 1
         self.computed += call.prompt - cached
         self._backlog += self.pace.prompt(cached, call.prompt)
         self._offsets += call.prompt - self._done

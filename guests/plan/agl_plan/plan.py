@@ -91,7 +91,8 @@ class Model:
     @cached_property
     def parameters(self) -> tuple[float, float]:
         """(all, those that a token goes through)."""
-        text, names = self.config.get_text_config(), ("num_local_experts", "num_experts", "n_routed_experts")
+        text = self.config.get_text_config()
+        names = ("num_local_experts", "num_experts", "n_routed_experts")
         experts = sum(p.numel() for name, p in self.shapes.named_parameters() if ".experts." in name)
         every = next((n for name in names if (n := getattr(text, name, None))), 1)
         total = sum(p.numel() for p in self.shapes.parameters())
@@ -208,7 +209,8 @@ def simulated(
     progress: Progress,
 ) -> list[Row]:
     """The rows of layouts, with their times if they fit."""
-    rows, done = [], 0
+    rows = []
+    done = 0
     progress.start(min(steps, SIMULATED) * sum(layout is not None for layout, _ in laid_out), unit="simulated step")
 
     def stepped() -> None:
@@ -244,30 +246,39 @@ def timed(
 def lay_out(model: Model, workload: Workload, site: Site, name: str, staleness: int) -> tuple[Layout | None, Row]:
     """A layout, None if it does not fit; and its row, without times."""
     (parameters, active), (pairs, kept) = model.parameters, model.attention
-    verl, separate, longest = name in VERL, name == "verl separate_async", workload.max_context
+    verl = name in VERL
+    separate = name == "verl separate_async"
+    longest = workload.max_context
     devices = site.gpus if verl else 1
     samplers, learners = (max(1, devices // 2), max(1, devices - devices // 2)) if separate else (devices, devices)
-    weights, passed = BFLOAT16 * parameters, max(longest, site.pass_tokens)
-    config, size = LearnerConfig(activation_checkpointing=True), {"row_tokens": longest, "trained": passed // 2}
+    weights = BFLOAT16 * parameters
+    passed = max(longest, site.pass_tokens)
+    config = LearnerConfig(activation_checkpointing=True)
+    size = {"row_tokens": longest, "trained": passed // 2}
     update = update_memory(model.shapes, config, passed, **size, autocast=True)
     update = with_adapters(model.shapes, site.lora, update) if site.lora else update
     resident = update.resident / learners + (weights if name == "local" and staleness else 0.0)
     learning = resident + update.weight_copies / learners + update.activations + update.logits
     # The local engine keeps 0.45 of what is left (docs/one-gpu.md).
-    tp, share, sampling, room = 1, 0.0, resident, 0.45 * (site.memory - resident)
+    tp = 1
+    share = 0.0
+    sampling = resident
+    room = 0.45 * (site.memory - resident)
     if name != "local":
         share = site.memory * (0.9 if separate else site.gpu_memory)
         enough = next((n for n in (1, 2, 4, 8) if weights / n <= share / 2 or 2 * n > samplers), 8)
         tp = site.tensor_parallel or enough
         room = (share - site.reserved) * tp - weights
-        sampling, learning = share + resident * (not verl), learning + share * (name == "vllm" and staleness > 0)
+        sampling = share + resident * (not verl)
+        learning = learning + share * (name == "vllm" and staleness > 0)
     row = {"layout": name, "staleness": staleness, "devices": devices, "learning": learning, "sampling": sampling}
     if (needed := max(learning, sampling)) > site.memory:
         what = "learning" if learning == needed else "sampling"
         return None, row | {"note": f"does not fit: {what} takes {needed / GIB:.1f} of {site.memory / GIB:.1f} GiB"}
     if (fitting := max(0, int(room / (BFLOAT16 * kept)))) < longest:
         return None, row | {"note": f"does not fit: there is room for {fitting:,} tokens, max_context is {longest:,}"}
-    flops, bandwidth = site.flops * site.prefill * tp, site.bandwidth * site.decode * tp
+    flops = site.flops * site.prefill * tp
+    bandwidth = site.bandwidth * site.decode * tp
     pace = Pace(
         site.iteration,
         weights / bandwidth,

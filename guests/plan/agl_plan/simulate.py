@@ -92,7 +92,8 @@ class _Training:
         self.source = Source(batches, steps, workload.group_size, layout.staleness)
         self.run = SimpleNamespace(progress=SimpleNamespace(began=lambda *_: None))
         self.engines = [Engine(layout.pace, layout.room) for _ in range(layout.engines)]
-        self._workload, self._seed = workload, seed
+        self._workload = workload
+        self._seed = seed
         self._workers = asyncio.Semaphore(int(min(layout.workers, 1e9)))
 
     async def rollouts(self, indices: Sequence[int], step: int, first: int = 0, *, announce: bool = True) -> list[Any]:
@@ -103,9 +104,11 @@ class _Training:
 
     async def _rollout(self, group: int, member: int) -> tuple[int, Sequence[Turn]]:
         async with self._workers:
-            number, context = group * self.source.group_size + member, 0
+            number = group * self.source.group_size + member
+            context = 0
             turns = self._workload.rollout(self._seed, group, member)
-            engine, shared = self.engines[number % len(self.engines)], turns[0].new
+            engine = self.engines[number % len(self.engines)]
+            shared = turns[0].new
             for turn in turns:
                 await engine.sample(number, context + turn.new, turn.sampled, group, shared)
                 context += turn.new + turn.sampled
@@ -123,7 +126,9 @@ def run(
 
 async def _run(layout: Layout, workload: Workload, steps: int, seed: int, stepped: Callable[[], object]) -> Outcome:
     training: Any = _Training(layout, workload, steps, seed)
-    engines, loop, size = training.engines, asyncio.get_running_loop(), workload.batch_size
+    engines = training.engines
+    loop = asyncio.get_running_loop()
+    size = workload.batch_size
     in_flight = Ahead(training, {"next": 0}) if layout.staleness > 1 and not layout.verl else None
     begun: list[asyncio.Task[list[Any]]] = []
     ended: asyncio.Queue[asyncio.Task[list[Any]]] = asyncio.Queue()
@@ -136,7 +141,9 @@ async def _run(layout: Layout, workload: Workload, steps: int, seed: int, steppe
             begun[-1].add_done_callback(ended.put_nowait)
         return [rollout for _ in range(size) for rollout in (await ended.get()).result()]
 
-    seconds, taken, busy = [], [], 0.0
+    seconds = []
+    taken = []
+    busy = 0.0
     ahead: asyncio.Task[list[Any]] | None = None
     for step in range(steps):
         began = loop.time()

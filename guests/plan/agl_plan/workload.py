@@ -56,13 +56,15 @@ class Workload:
 
         seconds, shares = zip(*self.tools, strict=True)
         turns: list[Turn] = []
-        context, new = 0, self.prompt
+        context = 0
+        new = self.prompt
         for left in reversed(range(drawn(self.turns, self.max_turns))):
             sampled = min(drawn(self.answer, self.max_answer), self.max_context - context - new)
             if sampled < 1:
                 break
             turns.append(Turn(new, sampled, float(random.choice(seconds, p=shares)) if left else 0.0))
-            context, new = context + new + sampled, self.result
+            context = context + new + sampled
+            new = self.result
         return turns
 
 
@@ -93,10 +95,13 @@ async def recorded(store: Store) -> tuple[Any, dict[str, float], Workload]:
     means: dict[str, float] = {}
     for metric in await store.query_metrics([run.run_id]):
         means[metric.name] = means.get(metric.name, 0.0) + (metric.value or 0.0) / run.step
-    rollouts, edges = [], []
+    rollouts = []
+    edges = []
     for rollout in await store.query_rollouts(run_id=run.run_id, mode="train", status=["succeeded"]):
         spans = await store.query_spans(rollout.rollout_id, rollout.attempts)
-        turns, since, end = [], min((s.start for s in spans), default=0.0), max((s.end for s in spans), default=0.0)
+        turns = []
+        since = min((s.start for s in spans), default=0.0)
+        end = max((s.end for s in spans), default=0.0)
         for began, ended in [*((s.start, s.end) for s in spans if s.operation == "execute_tool"), (end, end)]:
             # Tools that run at once are one.
             turns.append(Turn(0, round(1000 * max(0.0, began - since)), max(0.0, ended - max(since, began))))
@@ -105,9 +110,13 @@ async def recorded(store: Store) -> tuple[Any, dict[str, float], Workload]:
         rollouts.append([turn._replace(sampled=max(1, turn.sampled)) for turn in turns])
     if not any(sampled for turns in rollouts for _, sampled, _ in turns):
         raise ConfigError(f"{run.run_id} has no rollouts in this store", hint=hint)
-    busy, at_once, since = 0.0, 0, 0.0
+    busy = 0.0
+    at_once = 0
+    since = 0.0
     for at, sign in sorted(edges):
-        busy, at_once, since = busy + (at - since) * (at_once > 0), at_once + sign, at
+        busy = busy + (at - since) * (at_once > 0)
+        at_once = at_once + sign
+        since = at
     means["busy"] = busy / sum(turn.sampled for turns in rollouts for turn in turns)
     return (
         run,

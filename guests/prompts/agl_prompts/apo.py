@@ -108,7 +108,8 @@ class APO(PromptSearch, Generic[T_task]):
         return next(iter(self._best.values()))
 
     def planned(self, train: int, val: int, components: int) -> int:
-        parents, children = 1, 0
+        parents = 1
+        children = 0
         total = val if self.run_initial_validation else 0
         for _ in range(self.beam_rounds):
             children = parents * self.branch_factor
@@ -123,9 +124,12 @@ class APO(PromptSearch, Generic[T_task]):
         return {"algorithm": "APO", **{name: getattr(self, name) for name in names}}
 
     async def search(self, work: Search) -> Candidate:
-        run, rng = work.run, random.Random(work.run.seed)
-        train, val = list(enumerate(run.train)), list(enumerate(run.val))
-        best, best_score = work.start, float("-inf")
+        run = work.run
+        rng = random.Random(work.run.seed)
+        train = list(enumerate(run.train))
+        val = list(enumerate(run.val))
+        best = work.start
+        best_score = float("-inf")
         self._found(work, best)
         if self.run_initial_validation:
             best_score = _means(await self._evaluate(work, [(best, val)], "val"))[0]
@@ -144,7 +148,8 @@ class APO(PromptSearch, Generic[T_task]):
             if len(tasks) < len(val) and (beam[0] != best or best_score == float("-inf")):
                 leader_score = _means(await self._evaluate(work, [(beam[0], val)], "val"))[0]
             if (beam[0] != best and leader_score > best_score) or best_score == float("-inf"):
-                best, best_score = beam[0], leader_score
+                best = beam[0]
+                best_score = leader_score
                 self._found(work, best)
         return best
 
@@ -167,7 +172,8 @@ class APO(PromptSearch, Generic[T_task]):
     async def _rewrite(
         self, work: Search, key: str, parent: Candidate, rollouts: Sequence[Scored], component: Component
     ) -> Candidate | None:
-        reflections, name = work.reflections, component.name
+        reflections = work.reflections
+        name = component.name
         assert reflections is not None
         shown = [
             f"# Task {i}\n" + "\n\n".join(f"## {heading}\n{text}" for heading, text in record.items())

@@ -26,7 +26,8 @@ async def describe(store: Store, result: RolloutResult, score: float, hidden: It
         score: of the rollout.
         hidden: texts of messages that are not repeated, the prompts themselves.
     """
-    rollout_id, attempt = result.rollout.rollout_id, result.attempt
+    rollout_id = result.rollout.rollout_id
+    attempt = result.attempt
     spans = await store.query_spans(rollout_id, attempt)
     index = SpanIndex(await store.query_calls(rollout_id, attempt), spans)
     chats = [s for s in spans if s.operation == semconv.CHAT and not s.attributes.get(semconv.UNTRAINED)]

@@ -109,7 +109,9 @@ class _Adapter:
     propose_new_texts = None
 
     def __init__(self, work: Search, bridge: _Bridge, ask: Ask) -> None:
-        self._work, self._bridge, self._ask = work, bridge, ask
+        self._work = work
+        self._bridge = bridge
+        self._ask = ask
         self._proposals = 0
 
     def evaluate(self, batch: Sequence[_Item], candidate: Candidate, capture_traces: bool = False) -> Any:
@@ -143,7 +145,8 @@ class _Adapter:
         """New texts for some components; without those for which reflection gave none that is allowed."""
         from gepa.strategies.instruction_proposal import InstructionProposalSignature as Proposal
 
-        texts, reflections = {}, self._work.reflections
+        texts = {}
+        reflections = self._work.reflections
         assert reflections is not None
         self._proposals += 1
         for name in components_to_update:

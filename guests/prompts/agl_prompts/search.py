@@ -158,7 +158,8 @@ class PromptSearch(Algorithm):
                 hint="give held_out= such tasks, or a share of the training tasks to put aside, as in held_out=0.3",
             )
         if isinstance(self.held_out, int | float):
-            share, n = self.held_out, len(run.train)
+            share = self.held_out
+            n = len(run.train)
             size = round(share * n) if 0 < share < 1 else 0
             if not 0 < size < n:
                 raise DatasetError(
@@ -195,7 +196,9 @@ class Search:
     reflections: Reflections | None = None
 
     def __init__(self, workplace: Workplace, done: int) -> None:
-        self.workplace, self.run, self.best = workplace, workplace.run, -math.inf
+        self.workplace = workplace
+        self.run = workplace.run
+        self.best = -math.inf
         self.components: dict[str, Component] = {}
         self.start: dict[str, str] = {}
         self._done = done
@@ -207,7 +210,8 @@ class Search:
 
     async def find_components(self) -> None:
         """Find the texts to change: prompts among the resources, and system prompts by a first look at some tasks."""
-        run, found = self.run, known_prompts(self.run.config.initial_resources)
+        run = self.run
+        found = known_prompts(self.run.config.initial_resources)
         everyone = all(pattern == "*" for pattern, _ in run.config.selection.rules)
         if not (found and everyone):
             results = await self.rollouts({}, list(enumerate(run.train[:FIRST_LOOK_TASKS])), "train")
@@ -233,7 +237,8 @@ class Search:
             UserCodeError: one fault of the user's code has ended more than a quarter of a candidate's rollouts, and not
                 because of the candidate.
         """
-        first, before = self._step, self._rollouts
+        first = self._step
+        before = self._rollouts
         self._step += len(pairs)
         batches = await asyncio.gather(
             *(self._run_step(first + i, candidate, tasks, split) for i, (candidate, tasks) in enumerate(pairs))
@@ -278,7 +283,8 @@ class Search:
 
     async def finish(self, best: Candidate, held_out: Sequence[Any]) -> None:
         """Save the prompts, and measure the start and the best candidate on the held-out tasks."""
-        run, tasks = self.run, list(enumerate(held_out))
+        run = self.run
+        tasks = list(enumerate(held_out))
         resources = {name: component.with_text(best[name]) for name, component in self.components.items()}
         folder = run.directory / "prompts"
         save_prompts(folder, resources)

@@ -25,7 +25,9 @@ class Daytona(Rented):
     """
 
     name = "daytona"
-    package, key, prefix = "daytona", "DAYTONA_API_KEY", "DAYTONA_"
+    package = "daytona"
+    key = "DAYTONA_API_KEY"
+    prefix = "DAYTONA_"
 
     def __init__(self, snapshot: str | None = None, seconds: int = SECONDS) -> None:
         super().__init__(snapshot=snapshot, seconds=seconds)
@@ -58,7 +60,9 @@ class Daytona(Rented):
 
 class _Machine:
     def __init__(self, machine: Any, command: str, minutes: int) -> None:
-        self._machine, self._command, self._minutes = machine, command, minutes
+        self._machine = machine
+        self._command = command
+        self._minutes = minutes
 
     def send(self, data: bytes) -> None:
         self._machine.process.send_session_command_input(_SESSION, self._command, data.decode())

@@ -18,7 +18,9 @@ class E2B(Rented):
     """
 
     name = "e2b"
-    package, key, prefix = "e2b", "E2B_API_KEY", "E2B_"
+    package = "e2b"
+    key = "E2B_API_KEY"
+    prefix = "E2B_"
 
     def __init__(self, template: str | None = None, seconds: int = SECONDS) -> None:
         super().__init__(template=template, seconds=seconds)
@@ -39,7 +41,8 @@ class E2B(Rented):
 
 class _Machine:
     def __init__(self, machine: Any, command: str, seconds: int) -> None:
-        self._machine, self._seconds = machine, seconds
+        self._machine = machine
+        self._seconds = seconds
         self._handle = machine.commands.run(
             command, background=True, stdin=True, user="root", cwd="/", timeout=0, retain_output=False
         )

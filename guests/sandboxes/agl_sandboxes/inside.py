@@ -15,7 +15,8 @@ import subprocess
 import sys
 import threading
 
-STARTED, ENDED = "0", "3"
+STARTED = "0"
+ENDED = "3"
 """What the first and the last line of output are."""
 BEAT_SECONDS = 1
 """After which silence there is an empty line."""
@@ -63,7 +64,8 @@ def main() -> None:
 def _pump(out: int, err: int) -> None:
     """Pass on what is written, in order: what a command has written before it reports its end comes before that."""
     os.set_blocking(out, False)
-    events, streams = select.poll(), {out, err}
+    events = select.poll()
+    streams = {out, err}
     for fd in streams:
         events.register(fd, select.POLLIN)
     while streams:

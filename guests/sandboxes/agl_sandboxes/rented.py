@@ -126,7 +126,10 @@ class _Bridge:
     """
 
     def __init__(self, name: str, machine: Machine, job: bytes, every: float) -> None:
-        self._name, self._machine, self._job, self._every = name, machine, job, every
+        self._name = name
+        self._machine = machine
+        self._job = job
+        self._every = every
         self._begun: list[str] = []
         self._errors: collections.deque[str] = collections.deque(maxlen=100)
         self._ending = threading.Lock()

@@ -261,7 +261,9 @@ class Client:
 
     async def _follow(self, run_id: str, progress: Progress) -> dict[str, Any]:
         """Show a run's progress until it ends; its final state. Waits for a server that cannot be reached."""
-        seen, started, lost_since = -1, False, 0.0
+        seen = -1
+        started = False
+        lost_since = 0.0
         async with self._connection(LOST_SECONDS) as connection:
             while True:
                 try:
@@ -291,7 +293,9 @@ async def _events(connection: Connection, run_id: str, seen: int) -> AsyncIterat
     """Server-sent events: (name, id, data)."""
     headers = {"last-event-id": str(seen)} if seen >= 0 else {}
     async with connection.stream("GET", f"/runs/{run_id}/events", headers=headers) as response:
-        name, number, data = "message", -1, ""
+        name = "message"
+        number = -1
+        data = ""
         async for line in response.aiter_lines():
             field_name, _, value = line.partition(": ")
             if field_name == "event":
@@ -302,7 +306,9 @@ async def _events(connection: Connection, run_id: str, seen: int) -> AsyncIterat
                 data = value
             elif not line and data:
                 yield name, number, orjson.loads(data)
-                name, number, data = "message", -1, ""
+                name = "message"
+                number = -1
+                data = ""
 
 
 def client_agent(value: Any) -> Agent:

@@ -36,7 +36,8 @@ def main() -> None:
     hide_process()
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what agents print
-    reader, frames = FrameReader(), []
+    reader = FrameReader()
+    frames = []
     while not frames:
         if not (data := os.read(0, 1 << 16)):
             return

@@ -93,8 +93,14 @@ class ContainerPool:
         on_exit: Callable[[WorkerExit], Awaitable[None]],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self.n_workers, self.name, self.on_exit, self.on_failure = n_workers, name, on_exit, on_failure
-        self._options, self._payload, self._url, self._key = options, payload, url, key
+        self.n_workers = n_workers
+        self.name = name
+        self.on_exit = on_exit
+        self.on_failure = on_failure
+        self._options = options
+        self._payload = payload
+        self._url = url
+        self._key = key
         self._numbers = itertools.count()
         self._running: dict[str, tuple[asyncio.subprocess.Process, asyncio.Future[WorkerExit]]] = {}
         self._folder: str | None = None

@@ -17,7 +17,8 @@ from agl.trainer.http.errors import error_json
 from agl.trainer.http.limits import Limits, Refused
 from agl.trainer.http.responses import answer
 
-_ATTEMPTS, _RUNNERS = "/rollouts/", "/runner/"
+_ATTEMPTS = "/rollouts/"
+_RUNNERS = "/runner/"
 
 
 class GatewayMount:
@@ -37,7 +38,10 @@ class GatewayMount:
     app: ASGIApp
 
     def __init__(self, idle: ASGIApp, keys: Keys, limits: Limits) -> None:
-        self.app, self.idle, self.keys, self.limits = idle, idle, keys, limits
+        self.app = idle
+        self.idle = idle
+        self.keys = keys
+        self.limits = limits
         self.url = ""
         self.mounted: ASGIApp | None = None
 
@@ -75,7 +79,8 @@ class MountPoint:
     """Makes a gateway reachable at a server's address; what `agl.trainer.run.Serve` returns."""
 
     def __init__(self, mount: GatewayMount, gateway: Gateway, runner_routes: Sequence[Route]) -> None:
-        self._mount, self._gateway = mount, gateway
+        self._mount = mount
+        self._gateway = gateway
         self._app = build_app(gateway, runner_routes, mount.limits)
 
     async def start(self) -> str:

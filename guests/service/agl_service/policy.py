@@ -47,7 +47,8 @@ async def served_policy(
             spec = PolicySpec(settings.model(), DEFAULT_POLICY, **values)
             policy = await FrozenPolicy.load(spec, **texts, progress=Progress(progress))
         stack.push_async_callback(policy.close)
-        capture_content, silent_seconds = settings.get("capture_content"), settings.get("silent_seconds")
+        capture_content = settings.get("capture_content")
+        silent_seconds = settings.get("silent_seconds")
         if (n := settings.get("gateways") or 1) == 1:
             gateway = Gateway(store, capture_content=capture_content)
         else:

@@ -264,7 +264,8 @@ def _content(kind: type[BaseModel] | str, schemas: dict[str, Any]) -> dict[str, 
 
 async def _events(service: Service, run_id: str, seen: int) -> AsyncIterator[bytes]:
     """Steps after `seen`, the run's state when it changes, and the end of the run."""
-    record, sent = service.records[run_id], None
+    record = service.records[run_id]
+    sent = None
     while not service.ending:
         stream = service.streams[run_id]
         for entry in [h for h in record.facts(history=True)["history"] if h.get("step", 0) > seen]:

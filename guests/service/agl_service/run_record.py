@@ -127,9 +127,11 @@ class ProgressStream(Progress):
 
     def start(self, steps: int, first_step: int = 0, *, unit: str = "step") -> None:
         super().start(steps, first_step, unit=unit)
-        self._start_time, self._start_step = time.monotonic(), first_step
+        self._start_time = time.monotonic()
+        self._start_step = first_step
         record = self.record
-        record.steps, record.step = steps, first_step
+        record.steps = steps
+        record.step = first_step
         # Steps after the last checkpoint are repeated.
         record.history = [h for h in record.history if h.get("step", 0) <= first_step]
         self.save()
@@ -148,7 +150,8 @@ class ProgressStream(Progress):
 
     def step(self, entry: dict[str, Any]) -> None:
         super().step(entry)
-        record, step = self.record, int(entry["step"])
+        record = self.record
+        step = int(entry["step"])
         record.history.append(entry)
         record.step = step
         seconds = time.monotonic() - self._start_time
@@ -163,7 +166,8 @@ class ProgressStream(Progress):
     def notify(self) -> None:
         """Wake the callers of `changed`."""
         self._last_notified = time.monotonic()
-        event, self._changed = self._changed, asyncio.Event()
+        event = self._changed
+        self._changed = asyncio.Event()
         event.set()
 
     async def changed(self, seconds: float) -> None:

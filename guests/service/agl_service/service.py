@@ -45,7 +45,11 @@ class Service:
     """
 
     def __init__(self, settings: Settings, store: Store, mount: GatewayMount, out: Path, *, progress: bool) -> None:
-        self.settings, self.store, self.mount, self.out, self.progress = settings, store, mount, out, progress
+        self.settings = settings
+        self.store = store
+        self.mount = mount
+        self.out = out
+        self.progress = progress
         self.records: dict[str, RunRecord] = {}
         self.streams: dict[str, ProgressStream] = {}
         self.ending = False
@@ -101,7 +105,8 @@ class Service:
         Raises:
             DatasetError: a line is wrong. Refused: there is no such split.
         """
-        file, tasks = self.data_file(split), parse_tasks(text, name)
+        file = self.data_file(split)
+        tasks = parse_tasks(text, name)
         write_atomically(file, "".join(json.dumps(t, ensure_ascii=False) + "\n" for t in tasks))
         return len(tasks)
 
@@ -168,7 +173,10 @@ class Service:
             record = self.find("latest")
             if record.status == "succeeded":
                 raise Refused(409, f"run {record.run_id} has succeeded; start another", "run_over")
-            record.status, record.error, record.hint, record.ended_at = "running", None, None, None
+            record.status = "running"
+            record.error = None
+            record.hint = None
+            record.ended_at = None
             self._start(record, resume=True)
             return record
         return self._new(self.settings.under(settings))

@@ -131,7 +131,8 @@ class _Bridge:
     """One training, on the run's event loop."""
 
     def __init__(self, run: Run, plans: Mapping[str, Plan], update_timeout: float) -> None:
-        self.run, self.plans = run, plans
+        self.run = run
+        self.plans = plans
         # Policies differ in their models and how these are trained; the rollouts are the same for all.
         self.plan = next(iter(plans.values()))
         self._update_timeout = update_timeout
@@ -168,7 +169,8 @@ class _Bridge:
             start: how many steps are done already.
             overrides: dotted keys, which take precedence.
         """
-        run, several = self.run, len(self._policies) > 1
+        run = self.run
+        several = len(self._policies) > 1
         existing = await asyncio.to_thread(cluster.placement_groups)
         queue = await asyncio.to_thread(ray.util.queue.Queue, actor_options={"num_cpus": 0})
         jobs = []
@@ -283,7 +285,8 @@ class _Bridge:
     # -- rollouts -----------------------------------------------------------------------------------------------------
 
     async def _serve(self, clients: Mapping[str, Any]) -> None:
-        run, plan = self.run, self.plan
+        run = self.run
+        plan = self.plan
         await asyncio.to_thread(tq.init)
         seeds = bool(plan.settings.get(f"{ROLLOUT}.full_determinism"))
         for name, client in clients.items():
@@ -316,7 +319,8 @@ class _Bridge:
     def _rules(self, mode: str) -> SamplingRules:
         plan = self.plan
         if mode == "train":
-            top_p, top_k = plan.settings.get(f"{ROLLOUT}.top_p", 1.0), plan.settings.get(f"{ROLLOUT}.top_k", -1)
+            top_p = plan.settings.get(f"{ROLLOUT}.top_p", 1.0)
+            top_k = plan.settings.get(f"{ROLLOUT}.top_k", -1)
             return SamplingRules(plan.temperature, top_p, max(0, top_k), plan.max_response_tokens)
         return SamplingRules(temperature=plan.val_temperature, max_tokens=plan.max_response_tokens)
 

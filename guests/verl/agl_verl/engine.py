@@ -43,8 +43,10 @@ class VerlEngine:
         seeds: bool = False,
         grammars: Grammars | str = "",
     ) -> None:
-        self._client, self._max_context = client, max_context
-        self._vocabulary, self._seeds = vocabulary, seeds
+        self._client = client
+        self._max_context = max_context
+        self._vocabulary = vocabulary
+        self._seeds = seeds
         self._grammars = grammars
         self.grammars: bool | str = grammars if isinstance(grammars, str) else True
         self._newest: dict[bytes, int] = {}
@@ -58,7 +60,8 @@ class VerlEngine:
         return self._newest.get(_key(call.prompt_ids, call.response_ids), call.policy_version)
 
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
-        sampling, policy = request.sampling, request.policy
+        sampling = request.sampling
+        policy = request.policy
         check_sampling(sampling)
         if sampling.top_logprobs:
             raise EngineError(

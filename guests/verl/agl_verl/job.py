@@ -22,7 +22,10 @@ class TrainerJob:
     """
 
     def __init__(self, policy: str, queue: Any, answers: Any = None, *, shared: bool = False) -> None:
-        self._policy, self._queue, self._answers, self._shared = policy, queue, answers, shared
+        self._policy = policy
+        self._queue = queue
+        self._answers = answers
+        self._shared = shared
 
     def run(self, config: DictConfig, check_ids: Sequence[int]) -> None:
         """Train to the end.

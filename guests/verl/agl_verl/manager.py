@@ -42,7 +42,8 @@ class AgentManager:
     """
 
     def __init__(self, config: Any, send: Send) -> None:
-        self._rollout, self._send = config.actor_rollout_ref.rollout, send
+        self._rollout = config.actor_rollout_ref.rollout
+        self._send = send
 
     @classmethod
     def create(cls, config: Any, llm_client: Any, **_: Any) -> AgentManager:

@@ -38,10 +38,12 @@ def hide(
         columns: int64 [T] of rows one after another: where in [1, P, V] the logits of each of their tokens are, -1
             where there are none. None: all of them are there, in order.
     """
-    starts, ids = input_ids.offsets().tolist(), input_ids.values().tolist()
+    starts = input_ids.offsets().tolist()
+    ids = input_ids.values().tolist()
     packed = columns is not None or logits.shape[0] != len(held)
     columns = range(len(ids)) if columns is None else columns
-    places, bits = [], []
+    places = []
+    bits = []
     for row, answers in enumerate(held):
         for first, end, grammar in answers:
             matcher = grammars.recorded(grammar)

@@ -86,7 +86,8 @@ def chains(row: TrainingRow, returns: Mapping[str, float]) -> Iterator[Chain]:
         if not mask.any():
             continue
         first = int(np.argmax(mask))
-        response, mask = path[first:], mask[first:]
+        response = path[first:]
+        mask = mask[first:]
         trained = row.calls[response[mask]]
         calls = list(dict.fromkeys(trained.tolist()))
         yield Chain(

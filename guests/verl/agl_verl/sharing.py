@@ -47,7 +47,8 @@ def together(groups: Sequence[str], tokens: Sequence[int], ranks: int) -> list[i
     for row, group in enumerate(groups):
         of_groups[group].append(row)
     shares: list[list[int]] = [[] for _ in range(ranks)]
-    size, loads = len(groups) // ranks, [0] * ranks
+    size = len(groups) // ranks
+    loads = [0] * ranks
     left = sorted(of_groups.values(), key=lambda rows: sum(tokens[i] for i in rows), reverse=True)
     while left:
         rows = left.pop(0)
@@ -55,7 +56,8 @@ def together(groups: Sequence[str], tokens: Sequence[int], ranks: int) -> list[i
         # The rank with the fewest tokens that has room for all; without one, the part that fits into the most room.
         whole = [k for k in range(ranks) if rooms[k] >= len(rows)]
         rank = min(whole, key=lambda k: loads[k]) if whole else max(range(ranks), key=lambda k: rooms[k])
-        taken, rest = rows[: rooms[rank]], rows[rooms[rank] :]
+        taken = rows[: rooms[rank]]
+        rest = rows[rooms[rank] :]
         shares[rank] += taken
         loads[rank] += sum(tokens[i] for i in taken)
         left = [rest, *left] if rest else left

@@ -79,7 +79,8 @@ def _trainer_class(mode: str, send: Send, goes_on: Callable[[], bool], check_ids
             _fit_mini_batches(self.config, self._mini_batches, len(batch), self._ranks())
             batch = super()._balance_batch(batch, *args, **kwargs)
             if self.config.actor_rollout_ref.actor.use_prefix_grouper:
-                groups, tokens = [k.split("_")[0] for k in batch.keys], [tag["seq_len"] for tag in batch.tags]
+                groups = [k.split("_")[0] for k in batch.keys]
+                tokens = [tag["seq_len"] for tag in batch.tags]
                 batch.reorder(together(groups, tokens, self._ranks()))
             return batch
 

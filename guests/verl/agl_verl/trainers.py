@@ -72,7 +72,8 @@ class Trainers:
     """
 
     def __init__(self, jobs: Sequence[Job], directory: Path) -> None:
-        self._jobs, self._directory = jobs, directory
+        self._jobs = jobs
+        self._directory = directory
         self._trainers: dict[str, Trainer] = {}
         self._shared_queue: Any = None
         self.ended: dict[str, asyncio.Future[None]] = {}
@@ -123,7 +124,8 @@ class _Actor:
 
 class _Driver:
     def __init__(self, job: Job, directory: Path) -> None:
-        self._policy, self._log = job.policy, directory / f"verl-{job.policy}.log"
+        self._policy = job.policy
+        self._log = directory / f"verl-{job.policy}.log"
         environment = _inherited(runtime_env(job.plan))
         # Ray hides the GPUs from actors that request none, as a single trainer is; its workers get theirs from Ray.
         variables = {**environment["env_vars"], "CUDA_VISIBLE_DEVICES": ""}

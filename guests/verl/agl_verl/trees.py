@@ -62,7 +62,9 @@ def wanted(
         masks: int64 [R] of each row, 1 where one of its last R tokens is trained.
         held: of each row, as in `agl_verl.masks`; such a row shares no output, as what it hides is its own.
     """
-    keys, at, start = [], [], 0
+    keys = []
+    at = []
+    start = 0
     for row, (ids_T, mask_R) in enumerate(zip(ids, masks, strict=True)):
         t = ids_T.size - mask_R.size + np.flatnonzero(mask_R)
         t = t[t > 0]
@@ -94,7 +96,8 @@ def require_exact(engine: Any) -> None:
     Raises:
         TrainingError: they differ, or the model's attention takes more than a mask.
     """
-    config, device = engine.module.config, torch.device(get_device_name())
+    config = engine.module.config
+    device = torch.device(get_device_name())
     pieces = np.split(np.random.default_rng(0).integers(config.get_text_config().vocab_size, size=40), 10)
     texts = [np.concatenate([pieces[i] for i in text]) for text in ((0, 1, 2, 3), (0, 1, 4, 5), (0, 1, 2, 6, 7, 8, 9))]
     trees = _trees(texts)
@@ -116,7 +119,8 @@ def require_exact(engine: Any) -> None:
         difference = float((ours - theirs).abs().max() / theirs.abs().max())
         why = f"its logits differ by {difference:.1e} of the largest"
     except (NotImplementedError, AttributeError, TypeError, ValueError, IndexError) as error:
-        difference, why = float("inf"), f"{type(error).__name__}: {error}"
+        difference = float("inf")
+        why = f"{type(error).__name__}: {error}"
     if not difference <= (LOW_PRECISION_TOLERANCE if low else TOLERANCE):
         raise TrainingError(
             f"{type(engine.module).__name__} cannot compute shared prefixes once: {why}",
@@ -154,7 +158,8 @@ def _outputs(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         found: Wanted = output_args[WANTED]
         rows = micro_batch["input_ids"]
-        starts, device = rows.offsets(), rows.device
+        starts = rows.offsets()
+        device = rows.device
         held = held_answers(micro_batch)
         if any(held):
             columns = np.full(int(starts[-1]), -1)

@@ -42,7 +42,8 @@ class WeightCheck:
 
     def actor_logprobs(self) -> FloatArray:
         """The actor's log-probs, float32 [T - 1], of all tokens but the first. Call it while the servers sleep."""
-        group, ranks = self._trainer.actor_rollout_wg, self._trainer._ranks()
+        group = self._trainer.actor_rollout_wg
+        ranks = self._trainer._ranks()
         ids = torch.tensor(self._ids, dtype=torch.int64)
         response = ids[1:]
         ones = torch.ones_like(response)
@@ -102,9 +103,11 @@ class WeightCheck:
         Raises:
             StalePolicyError: the servers hold other weights.
         """
-        before, usual = self._before, self._usual
+        before = self._before
+        usual = self._usual
         difference = _distance(servers, actor)
-        self._before, self._usual = actor, difference
+        self._before = actor
+        self._usual = difference
         facts = {"agl/probe/logprob_diff": difference}
         stale = False
         if before is not None:

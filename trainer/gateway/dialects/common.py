@@ -234,7 +234,8 @@ _PLAIN = _Shape(frozenset(), {}, None, False)
 
 @functools.cache
 def _shape(kind: Any) -> _Shape:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
     if origin is Annotated:
         return _shape(arguments[0])
     if is_typeddict(kind):
@@ -635,9 +636,13 @@ def logprob_entries(
 ) -> list[dict[str, Any]]:
     """OpenAI's entries for the log-probs of the sampled tokens, or of those at these places."""
     if isinstance(completion, Completion):
-        ids, logprobs, top = completion.token_ids, completion.logprobs.tolist(), completion.top_logprobs
+        ids = completion.token_ids
+        logprobs = completion.logprobs.tolist()
+        top = completion.top_logprobs
     else:
-        ids, logprobs, top = np.asarray(completion.ids, np.int32), completion.logprobs, completion.top
+        ids = np.asarray(completion.ids, np.int32)
+        logprobs = completion.logprobs
+        top = completion.top
 
     def entry(before: IntArray, token: int, logprob: float) -> dict[str, Any]:
         text = rendering.decode_after(before, [token])

@@ -34,7 +34,8 @@ class MessageDeltas:
     """
 
     def __init__(self, request: ChatRequest, rendering: Rendering, *, every_token: bool = False) -> None:
-        self._request, self._rendering = request, rendering
+        self._request = request
+        self._rendering = rendering
         stop = max((len(s) for s in request.sampling.stop), default=0)
         # Parsers of the `renderers` package know tool calls also where a request has no tools.
         self._knows_calls = bool(request.tools) or rendering.always_reads_calls
@@ -56,7 +57,8 @@ class MessageDeltas:
 
     def push(self, choice: Choice) -> Iterator[Delta]:
         """Deltas for what was sampled of a choice since the last call."""
-        k, n = choice.number, len(choice.ids)
+        k = choice.number
+        n = len(choice.ids)
         yield from self._start(k)
         # Parsing the whole answer at each token would be quadratic; a long answer is parsed less often.
         if n - self._parsed[k] < 1 + n // 64 or self._request.force_tool:

@@ -57,7 +57,8 @@ class GatewayProcesses(Gateway):
         on_failure: Callable[[AglError], None] = lambda error: None,
     ) -> None:
         super().__init__(store, capture_content=capture_content, hold_timeout=hold_timeout)
-        self.n, self.on_failure = n, on_failure
+        self.n = n
+        self.on_failure = on_failure
         self._processes: list[_Process] = []
         self._renderings: dict[str, bytes] = {}
         self._attempts: dict[tuple[str, int], tuple[_Process, Access, dict[str, Turn]]] = {}
@@ -93,7 +94,8 @@ class GatewayProcesses(Gateway):
 
     async def stop(self) -> None:
         """End the processes. Idempotent."""
-        processes, self._processes = self._processes, []
+        processes = self._processes
+        self._processes = []
         await asyncio.gather(*(process.stop() for process in processes))
 
     @property
@@ -192,7 +194,8 @@ class GatewayProcesses(Gateway):
     async def _add_calls(self, emit: Emit, calls: Sequence[tuple[Call, int]]) -> None:
         for sent, shared in calls:
             _, access, turns = self._attempts[sent.rollout_id, sent.attempt]
-            call, buffer = sent, None
+            call = sent
+            buffer = None
             if shared:
                 before = turns[sent.parent_id or ""]
                 whole = np.concatenate([before.prompt_ids, before.response_ids, sent.prompt_ids])
@@ -226,7 +229,8 @@ class _Process:
     """
 
     def __init__(self, number: int, add_calls: Any, generate: Any, on_death: Callable[[_Process], None]) -> None:
-        self.number, self.url = number, ""
+        self.number = number
+        self.url = ""
         self.failure: GatewayError | None = None
         self.peer = Peer({"add_calls": add_calls, "generate": generate}, self._on_loss)
         self._on_death = on_death
@@ -261,7 +265,8 @@ class _Process:
 
     def _on_loss(self) -> None:
         assert self._child is not None
-        ended, tail = self._child.how_it_ended(), self._child.last_output()
+        ended = self._child.how_it_ended()
+        tail = self._child.last_output()
         self.failure = GatewayError(
             f"gateway process {self.number} (pid {self.pid}) died with {ended}",
             hint=f"its last output was:\n{tail}" if tail else "was it killed, or out of memory?",

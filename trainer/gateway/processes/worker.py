@@ -31,7 +31,9 @@ class _Engine:
     """A policy's engine, in the parent."""
 
     def __init__(self, peer: Peer, max_context: int, grammars: bool | str) -> None:
-        self._peer, self.max_context, self.grammars = peer, max_context, grammars
+        self._peer = peer
+        self.max_context = max_context
+        self.grammars = grammars
 
     async def generate(self, request: Request, *, on_tokens: OnTokens | None = None) -> Completion:
         """See `agl.trainer.engines.Engine.generate`."""

@@ -38,8 +38,10 @@ SPARES = 2
 INSIDE = "/agl"
 """Where a sandbox has agl's own modules."""
 
-_GRACE_SECONDS, _END_SECONDS = 5.0, 0.5
-_FIRST_UID, _UIDS = 58_000, 2_000
+_GRACE_SECONDS = 5.0
+_END_SECONDS = 0.5
+_FIRST_UID = 58_000
+_UIDS = 2_000
 _ROOT = Path(__file__).parents[4]
 _HERE = Path(supervisor.__file__).parent
 MODULES = {f"{INSIDE}/{_HERE.relative_to(_ROOT)}": str(_HERE)}
@@ -75,7 +77,8 @@ class Cell:
         Raises:
             Unusable: it could not be made.
         """
-        output, deadline = b"", time.monotonic() + START_SECONDS
+        output = b""
+        deadline = time.monotonic() + START_SECONDS
         while not self._started:
             with contextlib.suppress(_Late):
                 _wait(deadline, select.POLLIN, self._reports)
@@ -357,7 +360,8 @@ def _run(
             return loaded, _printed(candidate, test, deadline, job["file_mb"] << 20)
         if candidate.receive(deadline) is None:
             return loaded, _ended(candidate, deadline)
-        loaded, nonce = True, secrets.token_hex(16)
+        loaded = True
+        nonce = secrets.token_hex(16)
         judging.begin(limits | {"kind": "test", "test": test, "nonce": nonce, "cpu_seconds": math.ceil(timeout) + 1})
         return loaded, _judged(candidate, judging, nonce.encode(), deadline)
     except plain.Malformed as error:

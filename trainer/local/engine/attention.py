@@ -76,7 +76,8 @@ def _attend(query: Tensor, part: Part, scaling: float | None) -> Tensor:
     mask = part.mask
     if query.device.type != "cpu" and group > 1:
         # Kernels that take a mask want as many heads of keys as of queries: a group's queries become one head's.
-        query, mask = query.reshape(rows, heads // group, group * n, width), mask.repeat(1, 1, group, 1)
+        query = query.reshape(rows, heads // group, group * n, width)
+        mask = mask.repeat(1, 1, group, 1)
         group = 1
     out = scaled_dot_product_attention(query, part.key, part.value, attn_mask=mask, scale=scaling, enable_gqa=group > 1)
     return out.reshape(rows, heads, n, width)
@@ -87,7 +88,9 @@ def _attend_in_common(query: Tensor, part: Part, key: Tensor, value: Tensor, sca
     log-sum-exps (Hydragen, arXiv 2402.05099, section 3)."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     query = query.to(key.dtype)  # autocast does not do it for this operator
-    rows, keys, width = len(query), len(key), query.shape[-1]
+    rows = len(query)
+    keys = len(key)
+    width = query.shape[-1]
     together = query.reshape(rows, keys, -1, width).transpose(0, 1).reshape(1, keys, -1, width)
     common, common_lse = attend(together, key[None], value[None], scale=scaling)
     own, own_lse = attend(query, part.key, part.value, attn_mask=part.mask.to(query.dtype), scale=scaling)

@@ -235,7 +235,8 @@ class LocalEngine:
 
         A failure ends the requests that it hit, not the engine.
         """
-        events, self._events = self._events, []
+        events = self._events
+        self._events = []
         self._began = time.perf_counter()
         with self._slots.computing():
             try:
@@ -364,7 +365,8 @@ class LocalEngine:
         """The waiting rows, one of each owner in turn, those of the owners with the fewest running rows first."""
         if len(self._running) >= self.max_batch:
             return iter(())
-        rows, ranks = Counter(row.owner for row in self._running), []
+        rows = Counter(row.owner for row in self._running)
+        ranks = []
         for row in self._waiting:
             ranks.append(rows[row.owner])
             rows[row.owner] += 1
@@ -406,7 +408,8 @@ class LocalEngine:
         """Put the tokens that the row in a slot has computed since the last time into the tree, and pin them."""
         if row.prefix is None:
             return
-        start, end = row.stored, row.cached
+        start = row.stored
+        end = row.cached
         if start >= end:
             return
         node = self._prefixes.extend(row.prefix, row.ids[start:end], lambda: cache.read(slot, start, end))
@@ -439,7 +442,8 @@ class LocalEngine:
         """One pass over the next chunk of rows first..last-1; the logits that follow it."""
         part = rows[first:last]
         new = [row.ids[row.cached : row.cached + self._chunk] for row in part]
-        starts, policies = [row.cached for row in part], [row.policy for row in part]
+        starts = [row.cached for row in part]
+        policies = [row.policy for row in part]
         number = part[0].cache
         logits = self._slots.prefill(number, base + first, new, starts, policies)[:, -1]
         for slot, (row, ids) in enumerate(zip(part, new, strict=True), start=base + first):
@@ -542,7 +546,8 @@ class LocalEngine:
     def _leave(self, ends: Mapping[int, StopReason | AglError], events: list[EngineEvent]) -> None:
         """Report the running rows in these places, keep their prefixes, and close the gaps that they leave."""
         for place in sorted(ends, reverse=True):
-            row, end = self._running[place], ends[place]
+            row = self._running[place]
+            end = ends[place]
             if isinstance(end, AglError):
                 events.append(Failed(row.request_id, end))
             else:
@@ -572,7 +577,8 @@ class LocalEngine:
     def _completion(self, row: _Row, reason: StopReason) -> Completion:
         if not row.versions:
             return empty_completion(self._version(row))
-        tokens, logprobs = np.asarray(row.tokens, np.int32), np.asarray(row.logprobs, np.float32)
+        tokens = np.asarray(row.tokens, np.int32)
+        logprobs = np.asarray(row.logprobs, np.float32)
         versions = row.versions if len(row.versions) > 1 else ()
         return Completion(tokens, logprobs, reason, row.versions[0][1], row.top, row.reused or 0, versions)
 
@@ -588,7 +594,8 @@ def _groups(widths: Sequence[int], tokens: int) -> Iterator[tuple[int, int]]:
     """Split rows by how many tokens they need into passes [first, last) of little padding and at most `tokens`."""
     first = 0
     for last in range(1, len(widths) + 1):
-        widest, narrowest = max(widths[first : last + 1]), min(widths[first : last + 1])
+        widest = max(widths[first : last + 1])
+        narrowest = min(widths[first : last + 1])
         if last == len(widths) or (last + 1 - first) * widest > tokens or widest > 2 * narrowest + 16:
             yield first, last
             first = last

@@ -35,11 +35,13 @@ from agl.trainer.local.lora import Adapters
 
 WINDOW_BLOCK = 16
 """The number of columns that attention reads grows in these steps, so that most steps reuse the last one's views."""
-FEW_TOKENS, FEWEST = 2048, 16
+FEW_TOKENS = 2048
+FEWEST = 16
 """A GPU computes up to so many tokens in less time than it takes to launch the pass; fewest columns of such a one."""
 SAVED_BYTES = 2**20
 """What reading a common beginning once must save in each layer, to be worth two kernels instead of one."""
-SHORTEST, FACTOR = 512, 4
+SHORTEST = 512
+FACTOR = 4
 """Tokens of a row in the first cache, and by how much a row of the next may be longer."""
 
 
@@ -136,12 +138,16 @@ class SlotModel:
         Returns:
             Logits [rows, columns, V].
         """
-        cache, rows, width = self.caches[number], len(ids), max(row.size for row in ids)
+        cache = self.caches[number]
+        rows = len(ids)
+        width = max(row.size for row in ids)
         columns = max(start + row.size for start, row in zip(starts, ids, strict=True))
         recorded = self._padded and len({*policies}) == 1 and rows * width <= FEW_TOKENS and keep == 1
-        n, slots = rows, [*range(first, first + rows)]
+        n = rows
+        slots = [*range(first, first + rows)]
         if recorded:
-            rows, width = power_of_two(rows), max(FEWEST, power_of_two(width))
+            rows = power_of_two(rows)
+            width = max(FEWEST, power_of_two(width))
             slots += [cache.slots] * (rows - n)
         tokens = np.zeros((rows, width), np.int64)
         positions = np.full((rows, width), -1, np.int64)
@@ -191,7 +197,8 @@ class SlotModel:
     def _decode_padded(self, tokens: Tensor) -> Tensor:
         """`decode` for a power of two of rows, those beyond the last being padding, and columns in coarse steps."""
         n, [cache] = len(tokens), self.caches
-        rows, window = min(power_of_two(n), cache.max_slots), coarse(self._columns[0])
+        rows = min(power_of_two(n), cache.max_slots)
+        window = coarse(self._columns[0])
         cache.reserve(rows, window, n)
         inputs = torch.nn.functional.pad(torch.stack([tokens, self._positions[:, 0]]), (0, rows - n), value=-1)
         new, at = inputs[:, :, None]

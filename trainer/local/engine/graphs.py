@@ -59,7 +59,8 @@ class Graphs:
         return recorded.output
 
     def _record(self, key: Hashable, compute: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> _Recorded | None:
-        places, graph = tuple(value.clone() for value in inputs), torch.cuda.CUDAGraph()
+        places = tuple(value.clone() for value in inputs)
+        graph = torch.cuda.CUDAGraph()
         # Casts that autocast keeps would be read again after they are gone.
         caching = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)

@@ -101,14 +101,18 @@ class SlotCache(Cache):
         """Make room for `slots` rows of `length` tokens; the first `used` slots keep what they hold."""
         if slots <= self.slots and length <= self.length:
             return
-        old, old_slots, old_length = self._buffers, self.slots, self.length
+        old = self._buffers
+        old_slots = self.slots
+        old_length = self.length
         if slots > old_slots:
             self.slots = max(slots, min(2 * old_slots, self.max_slots))
         if length > old_length:
             self.length = -(-max(length, 3 * old_length // 2) // LENGTH_BLOCK) * LENGTH_BLOCK
         shape = self.shape
         # What is read and written refers to the old ones.
-        self._aimed, self._views, self._flat = None, (), ()
+        self._aimed = None
+        self._views = ()
+        self._flat = ()
         self.generation += 1
         self._buffers = []
         if not used:
@@ -140,9 +144,11 @@ class SlotCache(Cache):
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any):
         """Write this pass's keys and values [n, heads, q, head_dim] and return all that its rows attend to."""
-        shape, at = self.shape, 2 * layer_idx
+        shape = self.shape
+        at = 2 * layer_idx
         if key_states.dtype != shape.dtype or value_states.dtype != shape.dtype:
-            key_states, value_states = key_states.to(shape.dtype), value_states.to(shape.dtype)
+            key_states = key_states.to(shape.dtype)
+            value_states = value_states.to(shape.dtype)
         self._flat[at].index_copy_(0, self._places, key_states.reshape(-1, shape.head_dim))
         self._flat[at + 1].index_copy_(0, self._places, value_states.reshape(-1, shape.head_dim))
         keys, values = self._views[at : at + 2]
@@ -296,7 +302,9 @@ class PrefixTree:
     def match(self, policy: str, ids: IntArray) -> tuple[PrefixNode, list[Tensor]]:
         """The longest stored prefix that leaves at least one token of `ids`: its last node, and its keys and values in
         parts [2 * layers, heads, n, head_dim]."""
-        node, at, parts = self._roots.setdefault(policy, PrefixNode()), 0, []
+        node = self._roots.setdefault(policy, PrefixNode())
+        at = 0
+        parts = []
         while True:
             sizes = {child.ids.size for child in node.children.values() if at + child.ids.size < ids.size}
             keys = (ids[at : at + size].tobytes() for size in sorted(sizes, reverse=True))
@@ -304,7 +312,8 @@ class PrefixTree:
             if child is None:
                 self._touch(node)
                 return node, parts
-            node, at = child, at + child.ids.size
+            node = child
+            at = at + child.ids.size
             parts.append(node.keys_values)
 
     def extend(self, node: PrefixNode, ids: IntArray, read: Callable[[], Tensor]) -> PrefixNode | None:

@@ -232,7 +232,8 @@ class Learner:
     def _step(self, rows: Seq[LossRow], totals: Totals, pairs: Pairs) -> None:
         """One optimiser step: the loss is the weighted sum over all trained tokens of these rows."""
         self._optimizer.zero_grad(set_to_none=True)
-        config, sequences = self.config, [row.sequence for row in rows]
+        config = self.config
+        sequences = [row.sequence for row in rows]
         preference_loss = None
         if config.policy_loss == "dpo":
             rollouts = {s.rollout_id for s in sequences}
@@ -409,7 +410,8 @@ class Learner:
             or not all(row.is_chain for row in rows)
             or len(shared) < WORTH_SHARING * sum(map(len, rows))
         )
-        lengths, whole = [len(row) for row in rows], shared if trees else None
+        lengths = [len(row) for row in rows]
+        whole = shared if trees else None
 
         def buckets_of(max_tokens: int) -> list[list[int]]:
             return length_buckets(lengths, max_tokens) if whole is None else divide(whole, max_tokens)
@@ -420,7 +422,8 @@ class Learner:
             return np.unique(np.concatenate([whole.places[i] for i in bucket])).size
 
         def collated(bucket: list[int], trees: PrefixTrees | None = None, kept: Kept | None = None) -> MicroBatch:
-            some, masks = [rows[i] for i in bucket], [wanted[i] for i in bucket]
+            some = [rows[i] for i in bucket]
+            masks = [wanted[i] for i in bucket]
             return collate(
                 some,
                 masks,
@@ -436,7 +439,8 @@ class Learner:
         if whole is None:
             yield from ((bucket, collated(bucket)) for bucket in buckets)
             return
-        worth, block = (1 - WORTH_SHARING) * self._max_tokens, 1 if self._device.type == "cpu" else BLOCK
+        worth = (1 - WORTH_SHARING) * self._max_tokens
+        block = 1 if self._device.type == "cpu" else BLOCK
         for beginning, parts in begin_once(whole, buckets, worth, block):
             kept, n_kept = Kept(), len(beginning)
             if n_kept:
@@ -515,7 +519,8 @@ def _value_head(model: Any, device: torch.device) -> nn.Module:
 
 def _call_numbers(rows: Seq[TrainingRow]) -> Tensor:
     """The call of the micro-batch that each trained token belongs to, counted from 0; int64 [N]."""
-    numbers, first = [], 0
+    numbers = []
+    first = 0
     for row in rows:
         numbers.append(first + row.calls[row.action_mask].astype(np.int64))
         first += len(row.call_ids)

@@ -55,7 +55,8 @@ class Totals:
         largest = [float(torch.stack(self._largest).max())] if self._largest else []
         sums, counts, greatest, forwarded = zip(*gather((own, self._counts, largest, self.forwarded)), strict=True)
         total = {name: sum(part.get(name, 0.0) for part in sums) for part in sums for name in part}
-        n, most = sum(counts, Counter[str]()), [value for part in greatest for value in part]
+        n = sum(counts, Counter[str]())
+        most = [value for part in greatest for value in part]
         loss, norm = np.mean(self._steps, axis=0)
         return {
             "loss": float(loss),

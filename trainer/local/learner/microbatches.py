@@ -97,7 +97,8 @@ def collate(
     """
     if trees is not None:
         tokens_BT, positions_BT, mask = tree_inputs(trees, device, kept)
-        where, n_tokens = trees.places, len(trees)
+        where = trees.places
+        n_tokens = len(trees)
     else:
         padded = np.zeros((2, len(rows), max(map(len, rows))), dtype=np.int64)
         for b, row in enumerate(rows):

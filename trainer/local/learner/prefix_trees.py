@@ -47,7 +47,8 @@ class PrefixTrees:
 
     def part(self, rows: Seq[int], own_N: Int64Array, kept_K: Int64Array = NONE, block: int = 1) -> PrefixTrees:
         """Some of the rows for a pass over the places `own_N`, after one over `kept_K`; both padded to `block`s."""
-        size, kept = -(-own_N.size // block) * block, -(-kept_K.size // block) * block
+        size = -(-own_N.size // block) * block
+        kept = -(-kept_K.size // block) * block
         rank_U = np.zeros(len(self), np.int64)
         rank_U[own_N], rank_U[kept_K] = np.arange(own_N.size), size + np.arange(kept_K.size)
         query, key = np.split(np.searchsorted(own_N, self.blocks), 2, axis=1)
@@ -94,7 +95,8 @@ def divide(trees: PrefixTrees, max_tokens: int) -> list[list[int]]:
         Indices of the rows of each micro-batch.
     """
     order = sorted(range(len(trees.places)), key=lambda i: int(trees.places[i][-1]))
-    sizes, shared = [], []
+    sizes = []
+    shared = []
     row_U = np.full(len(trees), -1)
     for k, i in enumerate(order):
         places_T = np.unique(trees.places[i])
@@ -104,7 +106,8 @@ def divide(trees: PrefixTrees, max_tokens: int) -> list[list[int]]:
     # By dynamic programming: the cheapest division of the first k rows.
     best: list[tuple[int, list[list[int]]]] = [(0, [])]
     for last in range(len(order)):
-        tokens, options = 0, []
+        tokens = 0
+        options = []
         for first in range(last, -1, -1):
             tokens += sizes[first] - (shared[first + 1] if first < last else 0)
             if tokens > max_tokens and first < last:
@@ -124,7 +127,8 @@ def begin_once(
     # By dynamic programming: the most tokens saved in the first k micro-batches, and how. Longer runs save little more.
     best: list[tuple[float, list[tuple[range, Int64Array]]]] = [(0, [])]
     for last in range(len(batches)):
-        common, options = places[last][:-1], [(best[last][0], last, NONE)]
+        common = places[last][:-1]
+        options = [(best[last][0], last, NONE)]
         for first in range(last - 1, max(last - 64, -1), -1):
             common = common[np.isin(common, places[first][:-1], kind="table")]
             if common.size <= worth:
@@ -192,7 +196,8 @@ class _Builder:
         breaks = [0, *np.flatnonzero(row.parents != np.arange(len(row)) - 1).tolist()]
         for start, end in pairwise([*breaks, len(row)]):
             parent = int(row.parents[start]) if end > start else -1
-            segment, offset = self.segments[0], 0
+            segment = self.segments[0]
+            offset = 0
             if parent >= 0:
                 place = int(places_T[parent])
                 segment = self.segments[bisect_right(self._starts, place) - 1]
@@ -207,7 +212,9 @@ class _Builder:
             different_n = segment.tokens_N[offset : offset + n] != tokens_N[:n]
             equal = int(different_n.argmax()) if different_n.any() else n
             places_N[:equal] = np.arange(segment.start + offset, segment.start + offset + equal)
-            tokens_N, places_N, offset = tokens_N[equal:], places_N[equal:], offset + equal
+            tokens_N = tokens_N[equal:]
+            places_N = places_N[equal:]
+            offset = offset + equal
             if tokens_N.size:
                 key = (offset, int(tokens_N[0]))
                 if key not in segment.children:
@@ -215,7 +222,8 @@ class _Builder:
                     self.segments.append(new)
                     self._starts.append(new.start)
                     self._size += tokens_N.size
-                segment, offset = segment.children[key], 0
+                segment = segment.children[key]
+                offset = 0
 
 
 def _depth_first(segments: Seq[_Segment]) -> tuple[list[int], Int64Array]:
@@ -223,7 +231,8 @@ def _depth_first(segments: Seq[_Segment]) -> tuple[list[int], Int64Array]:
     # Children are younger than their parents.
     for segment in reversed(segments):
         segment.total += segment.tokens_N.size + sum(child.total for child in segment.children.values())
-    own, above = [], []
+    own = []
+    above = []
     for segment in segments:
         end = segment.place + segment.tokens_N.size
         if segment.tokens_N.size:

@@ -26,7 +26,8 @@ class Ranks:
     """`size` processes, of which this is number `rank`; by default the only one, which exchanges nothing."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
 
     @classmethod
     def join(cls, rank: int, size: int, rendezvous: str, device: torch.device) -> Ranks:
@@ -47,7 +48,8 @@ class Ranks:
         """
         if self.size == 1:
             return divide(max_tokens)
-        shortest, mine = None, []
+        shortest = None
+        mine = []
         for _ in range(DIVISIONS):
             batches = divide(max_tokens)
             costs = [cost(batch) for batch in batches]
@@ -58,7 +60,8 @@ class Ranks:
                 parts[least].append(i)
                 loads[least] += costs[i]
             if shortest is None or max(loads) < shortest:
-                shortest, mine = max(loads), [batches[i] for i in sorted(parts[self.rank])]
+                shortest = max(loads)
+                mine = [batches[i] for i in sorted(parts[self.rank])]
             if max(loads) * self.size <= EVEN * sum(loads):
                 break
             max_tokens = min(max_tokens, max(costs)) // 2

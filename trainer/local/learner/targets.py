@@ -47,7 +47,8 @@ class LossRow:
 
 def without_sampler(row: TrainingRow) -> TrainingRow:
     """The row for a loss on the policy's own distribution: temperature 1, no grammar, no log-probs of its sampler."""
-    ones, zeros = np.ones_like(row.temperatures), np.zeros_like(row.logprobs)
+    ones = np.ones_like(row.temperatures)
+    zeros = np.zeros_like(row.logprobs)
     return replace(row, logprobs=zeros, temperatures=ones, grammars=())
 
 
@@ -71,7 +72,8 @@ def preferences(
     sums_R, reference_R = torch.zeros((2, len(rollouts)), dtype=torch.float64)
     for row, logprobs_T in zip(rows, logprobs, strict=True):
         assert row.reference_logprobs is not None
-        r, mask_T = index[row.sequence.rollout_id], row.sequence.action_mask
+        r = index[row.sequence.rollout_id]
+        mask_T = row.sequence.action_mask
         sums_R[r] += logprobs_T[mask_T].sum(dtype=np.float64)
         reference_R[r] += row.reference_logprobs[mask_T].sum(dtype=np.float64)
     chosen_P, rejected_P = (torch.tensor([index[pair[side]] for pair in pairs]) for side in (0, 1))
@@ -115,7 +117,8 @@ def estimate_advantages(rows: Seq[LossRow], values: Seq[FloatArray], config: Lea
     targets: list[np.ndarray] = []
     for row, values_T in zip(rows, values, strict=True):
         sequence = row.sequence
-        advantages_T, targets_T = np.zeros(len(sequence)), np.zeros(len(sequence), dtype=np.float32)
+        advantages_T = np.zeros(len(sequence))
+        targets_T = np.zeros(len(sequence), dtype=np.float32)
         trained_N = np.flatnonzero(sequence.action_mask)
         # A call's tokens follow each other in a row.
         for at in np.split(trained_N, np.flatnonzero(np.diff(sequence.calls[trained_N])) + 1):
@@ -128,7 +131,8 @@ def estimate_advantages(rows: Seq[LossRow], values: Seq[FloatArray], config: Lea
     order_N = np.argsort(raw_N, kind="stable")
     white_N = np.empty(raw_N.size, dtype=np.float32)
     white_N[order_N] = whiten(raw_N[order_N], np.ones(raw_N.size, dtype=np.int64))
-    start, loss_rows = 0, []
+    start = 0
+    loss_rows = []
     for row, values_T, targets_T in zip(rows, values, targets, strict=True):
         sequence = row.sequence
         white_T = np.zeros(len(sequence), dtype=np.float32)

@@ -27,7 +27,8 @@ TREE = "agl_tree"
 """Its name in `config._attn_implementation`."""
 BLOCK = 128
 """Tokens of a block of FlexAttention's masks."""
-TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-4, 0.06
+TOLERANCE = 1e-4
+LOW_PRECISION_TOLERANCE = 0.06
 """Largest difference of logits or gradients, relative to the largest of them, in float32 and in fewer bits."""
 
 # FlexAttention compiles once per model, dtype, GPU and kind of pass; beyond this number it computes all scores at once.
@@ -137,12 +138,15 @@ def agrees(model: Any, device: torch.device, autocast: torch.dtype | None = None
         model: a `PreTrainedModel`, not peft's wrapper.
         autocast: dtype that updates compute in, if not the weights'.
     """
-    embedding, size = model.get_input_embeddings(), 1 if device.type == "cpu" else BLOCK // 16
+    embedding = model.get_input_embeddings()
+    size = 1 if device.type == "cpu" else BLOCK // 16
     generator = torch.Generator().manual_seed(0)
     # On a GPU of several of its blocks.
     pieces = np.split(torch.randint(embedding.weight.shape[0], (40 * size,), generator=generator).numpy(), 10)
     texts = [np.concatenate([pieces[i] for i in text]) for text in ((0, 1, 2, 3), (0, 1, 4, 5), (0, 1, 2, 6, 7, 8, 9))]
-    whole, n, kept = prefix_trees([chain(text) for text in texts]), 2 * pieces[0].size, Kept()
+    whole = prefix_trees([chain(text) for text in texts])
+    n = 2 * pieces[0].size
+    kept = Kept()
     kept.detached = False
     trees = whole.part([0, 1, 2], np.arange(n, len(whole)), np.arange(n), 1 if size == 1 else BLOCK)
     places = torch.from_numpy(np.concatenate(trees.places)).to(device)
@@ -187,7 +191,8 @@ class _TreeAttention(torch.autograd.Function):
         lse = torch.empty(query.shape[:-1], dtype=sums, device=query.device)
         for first, last, first_key, last_key in blocks:
             own = first == first_key
-            keys, values = key[:, :, first_key:last_key], value[:, :, first_key:last_key]
+            keys = key[:, :, first_key:last_key]
+            values = value[:, :, first_key:last_key]
             part, part_lse = _forward(query[:, :, first:last], keys, values, 0.0, own, scale=scale)
             if own:
                 out[:, :, first:last], lse[:, :, first:last] = part, part_lse
@@ -199,7 +204,8 @@ class _TreeAttention(torch.autograd.Function):
             out[:, :, first:last].addcmul_(part.to(sums), (part_lse - after).exp_()[..., None])
         out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.blocks, ctx.scale = blocks, scale
+        ctx.blocks = blocks
+        ctx.scale = scale
         return out
 
     @staticmethod
@@ -208,7 +214,8 @@ class _TreeAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         grads = [torch.zeros_like(x, dtype=_dtype_of_sums(x)) for x in (query, key, value)]
         for first, last, first_key, last_key in ctx.blocks:
-            queries, keys = slice(first, last), slice(first_key, last_key)
+            queries = slice(first, last)
+            keys = slice(first_key, last_key)
             parts = _backward(
                 grad[:, :, queries],
                 query[:, :, queries],

@@ -72,7 +72,8 @@ class JsonTree:
     """
 
     def __init__(self, folder: Path, *, tokens: bool) -> None:
-        self._folder, self._tokens = folder, tokens
+        self._folder = folder
+        self._tokens = tokens
 
     def add(self, record: Record) -> None:
         """Write a rollout's file."""

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
 
-MAX_SPANS, MAX_BYTES = 512, 4 << 20
+MAX_SPANS = 512
+MAX_BYTES = 4 << 20
 """Limits of one request, before compression; a single span may be longer."""
-TRIES, LONGEST_WAIT = 6, 30.0
+TRIES = 6
+LONGEST_WAIT = 30.0
 RETRYABLE = (429, 502, 503, 504)
 TIMEOUT_SECONDS = 30.0
 
@@ -88,8 +90,11 @@ async def send(
             for start in range(0, len(ready), MAX_SPANS):
                 for request in _requests(ready[start : start + MAX_SPANS]):
                     rejected, message = await _post(client, url, request.SerializeToString())
-                    n_requests, n_rejected, reason = n_requests + 1, n_rejected + rejected, message or reason
-            n_rollouts, n_spans = n_rollouts + 1, n_spans + len(ready)
+                    n_requests = n_requests + 1
+                    n_rejected = n_rejected + rejected
+                    reason = message or reason
+            n_rollouts = n_rollouts + 1
+            n_spans = n_spans + len(ready)
             sent()
     if n_rejected:
         raise ExportError(

@@ -14,7 +14,8 @@ import numpy as np
 from agl.extras import missing
 from agl.trainer.report.export.json_files import Tables, to_json
 
-ROWS, BYTES = 5000, 16 << 20
+ROWS = 5000
+BYTES = 16 << 20
 """Maximum size of a row group, in rows and in approximate bytes."""
 
 
@@ -63,7 +64,8 @@ class _Table:
         import pyarrow as pa
 
         self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
-        self._rows, self._bytes = [], 0
+        self._rows = []
+        self._bytes = 0
 
     def close(self) -> None:
         if self._rows:
@@ -78,7 +80,10 @@ JSON = object()
 def _rollouts() -> dict[str, Any]:
     import pyarrow as pa
 
-    text, whole, real, yes = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+    text = pa.string()
+    whole = pa.int64()
+    real = pa.float64()
+    yes = pa.bool_()
     attempt = {
         "attempt": whole,
         "status": text,
@@ -136,7 +141,8 @@ def _rollouts() -> dict[str, Any]:
 def _spans() -> dict[str, Any]:
     import pyarrow as pa
 
-    text, real = pa.string(), pa.float64()
+    text = pa.string()
+    real = pa.float64()
     return {
         "rollout_id": text,
         "attempt": pa.int64(),
@@ -156,7 +162,9 @@ def _spans() -> dict[str, Any]:
 def _calls(tokens: bool) -> dict[str, Any]:
     import pyarrow as pa
 
-    text, whole, real = pa.string(), pa.int64(), pa.float64()
+    text = pa.string()
+    whole = pa.int64()
+    real = pa.float64()
     ids = pa.list_(pa.int32())
     arrays = {"prompt_ids": ids, "response_ids": ids, "logprobs": pa.list_(pa.float32())} if tokens else {}
     return {

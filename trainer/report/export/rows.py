@@ -69,7 +69,8 @@ async def records(store: Store, filter: RolloutFilter, limit: int) -> AsyncItera
             yield await record(store, rollout)
         if not page:
             return
-        limit, after = limit - len(page), page[-1].rollout_id
+        limit = limit - len(page)
+        after = page[-1].rollout_id
 
 
 async def record(store: Store, rollout: Rollout) -> Record:

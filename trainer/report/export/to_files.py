@@ -75,7 +75,8 @@ async def to_files(
     if not total:
         raise ExportError("no rollout of this store fits", hint="agl trace ls shows those that there are")
     counts: Counter[str] = Counter()
-    started, progress = time.monotonic(), Progress(not quiet, label="rollouts")
+    started = time.monotonic()
+    progress = Progress(not quiet, label="rollouts")
     progress.began("export", 0, total)
     try:
         with atomic_folder(out) as folder:

@@ -44,7 +44,8 @@ _REAP_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-KILL, STOP = b"k", b"s"
+KILL = b"k"
+STOP = b"s"
 
 
 class ForkServer:
@@ -59,7 +60,10 @@ class ForkServer:
     """
 
     def __init__(self, link: socket.socket, load: Callable[[], Payload], url: str, key: str) -> None:
-        self._link, self._load, self._url, self._key = link, load, url, key
+        self._link = link
+        self._load = load
+        self._url = url
+        self._key = key
         self._supervisors: dict[socket.socket, tuple[str, bytearray]] = {}
 
     def run(self) -> None:
@@ -164,7 +168,8 @@ def supervise(link: socket.socket | io.FileIO, work: Callable[[], int]) -> int:
         if os.getppid() != supervisor:
             os._exit(1)
         _exit_with(work)
-    status, deadline = None, None
+    status = None
+    deadline = None
     while status is None:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         readable, _, _ = select.select([link, wake_read], [], [], timeout)

@@ -113,13 +113,17 @@ def _kind(value: Any) -> str:
 
 def _culprit(path: str, value: Any) -> tuple[str, Any, Any]:
     """The innermost part that cannot be pickled: (path to its holder, its holder, the part itself)."""
-    inner, holder, seen = path, None, {id(value)}
+    inner = path
+    holder = None
+    seen = {id(value)}
     for _ in range(_MAX_DEPTH):
         parts = ((place, part) for place, part in _parts(value) if id(part) not in seen and not _can_be_pickled(part))
         if (first := next(parts, None)) is None:
             break
-        path, holder = inner, value
-        inner, value = path + first[0], first[1]
+        path = inner
+        holder = value
+        inner = path + first[0]
+        value = first[1]
         seen.add(id(value))
     return path, holder, value
 
@@ -146,7 +150,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.MethodType):
         attributes = {"__self__": value.__self__}
     elif isinstance(value, types.FunctionType):
-        cells, empty = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True), types.CellType()
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        empty = types.CellType()
         attributes = {name: cell.cell_contents for name, cell in cells if cell != empty}
         names = _global_names(value.__code__)
         attributes |= {name: part for name, part in value.__globals__.items() if name in names}

@@ -109,7 +109,8 @@ class _SequentialRunner(LocalRunner):
             name=name,
             on_span_end=journal.add,
         )
-        self._journal, self._once = journal, once
+        self._journal = journal
+        self._once = once
 
     def _fail(self, error: BaseException) -> None:
         if not self.over.done():

@@ -77,7 +77,10 @@ class WorkerPool:
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._payload = json.dumps({"url": url, "key": key}).encode() + b"\n" + payload
-        self.n_workers, self.name, self.on_exit, self.on_failure = n_workers, name, on_exit, on_failure
+        self.n_workers = n_workers
+        self.name = name
+        self.on_exit = on_exit
+        self.on_failure = on_failure
         self.imports_once = True
         self._numbers = itertools.count()
         self._running: dict[str, asyncio.Future[WorkerExit]] = {}
@@ -167,7 +170,10 @@ class WorkerPool:
 
     async def _close_server(self) -> None:
         """End the fork server and any workers that are left."""
-        writer, process, self._writer, self._process = self._writer, self._process, None, None
+        writer = self._writer
+        process = self._process
+        self._writer = None
+        self._process = None
         if writer is not None:
             writer.close()
             with contextlib.suppress(OSError):
@@ -227,7 +233,8 @@ class CrashLoopGuard:
     """
 
     def __init__(self, max_crashes: int) -> None:
-        self.max_crashes, self._crashes = max_crashes, 0
+        self.max_crashes = max_crashes
+        self._crashes = 0
 
     def check(self, worker_exit: WorkerExit, *, had_work: bool) -> None:
         """Count the end of a worker.

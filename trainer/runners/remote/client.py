@@ -72,7 +72,9 @@ class CoordinatorClient(RemoteCoordinator):
             retried=RETRIED | set(range(500, 600)),
         )
         self._connection.open()
-        self.url, self.selection, self.resources = self._connection.url, selection, resources or {}
+        self.url = self._connection.url
+        self.selection = selection
+        self.resources = resources or {}
 
     async def close(self) -> None:
         """Close the connections."""

@@ -37,8 +37,11 @@ class RemoteRunner:
         on_failure: Callable[[BaseException], None],
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        self.coordinator, self.waiting, self.note = coordinator, waiting, note
-        self.on_failure, self.patience = on_failure, patience
+        self.coordinator = coordinator
+        self.waiting = waiting
+        self.note = note
+        self.on_failure = on_failure
+        self.patience = patience
         self._command = f"agl runner --store {url} --agent module:agent"
         self._watch_task: asyncio.Task[None] | None = None
 
@@ -58,7 +61,8 @@ class RemoteRunner:
         next_note = FIRST_NOTE_SECONDS
         while True:
             await asyncio.sleep(self.patience / CHECKS)
-            silent, waiting = self.coordinator.silent_for(), self.waiting()
+            silent = self.coordinator.silent_for()
+            waiting = self.waiting()
             if not waiting or silent < FIRST_NOTE_SECONDS:
                 next_note = FIRST_NOTE_SECONDS
             if waiting and silent >= self.patience:

@@ -68,7 +68,8 @@ class _ReportingClient(CoordinatorClient):
 
     def __init__(self, url: str, key: str | None, on_report: Callable[[Lease, Report], None], air: AIR | None) -> None:
         super().__init__(url, key)
-        self._on_report, self._air = on_report, air
+        self._on_report = on_report
+        self._air = air
 
     async def finish(self, lease: Lease, report: Report) -> None:
         if self._air is not None and report.error is None:

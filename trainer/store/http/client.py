@@ -173,7 +173,9 @@ class HttpStore(Store):
 
     async def add_spans(self, spans: Sequence[Span]) -> None:
         """As `Store.add_spans`, in batches: a span that the server refuses loses no other one, and is named."""
-        outbox, refusal, stored = Outbox(spans), None, False
+        outbox = Outbox(spans)
+        refusal = None
+        stored = False
         while batch := outbox.next():
             try:
                 await self._call("add_spans", spans=batch)
@@ -200,7 +202,8 @@ class HttpStore(Store):
     async def close(self) -> None:
         """Finish pending operations, as far as the server responds, and end the thread. Idempotent."""
         with self._lock:
-            first, self._closed = not self._closed, True
+            first = not self._closed
+            self._closed = True
         if first:
             self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._stop()))
         # Not in a worker thread: at interpreter exit no thread can be started.
@@ -289,7 +292,9 @@ class HttpStore(Store):
     async def _send(self) -> None:
         """Send pending operations in batches until there are none."""
         while self._pending:
-            batch, size, secrets = [], 0, frozenset[str]()
+            batch = []
+            size = 0
+            secrets = frozenset[str]()
             while self._pending and len(batch) < protocol.MOST_OPERATIONS:
                 first = self._pending[0]
                 if batch and (size + len(first.body) > _BATCH_BYTES or len(secrets | first.secrets) > MOST_SECRETS):

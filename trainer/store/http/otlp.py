@@ -52,7 +52,8 @@ log = logging.getLogger("agl")
 PATH = "/v1/traces"
 QUIET_SECONDS = 300.0
 """How long nothing of a trace without a root has come when it ends: longer than most calls of models and tools."""
-PROTOBUF, JSON = "application/x-protobuf", "application/json"
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
 _WORKER = "otlp"
 _STATUSES = ("unset", "ok", "error")
 _MOST_TRACES = 10_000
@@ -78,7 +79,10 @@ class Traces:
         is_leased: Callable[[Request, str, int], Awaitable[bool]],
         turns: Callable[[Request], Awaitable[Turns]],
     ) -> None:
-        self._store, self._role, self._is_leased, self._turns = store, role, is_leased, turns
+        self._store = store
+        self._role = role
+        self._is_leased = is_leased
+        self._turns = turns
         self._opening = asyncio.Lock()
         self._capture_content = os.environ.get("AGL_CAPTURE_CONTENT", "1") != "0"
         self._named: OrderedDict[str, tuple[Any, Any]] = OrderedDict()

@@ -108,7 +108,9 @@ class StoreRoutes:
     """
 
     def __init__(self, store: Store, keys: Keys, limits: Limits) -> None:
-        self.store, self.keys, self.limits = store, keys, limits
+        self.store = store
+        self.keys = keys
+        self.limits = limits
         self._waiting: set[asyncio.Future[Any]] = set()
         self._stopping = False
         self._abandoned: OrderedDict[str, None] = OrderedDict()
@@ -203,7 +205,8 @@ class StoreRoutes:
     async def _call(self, method: Method, arguments: dict[str, Any]) -> Any:
         name = protocol.WAITING.get(method.name)
         if name is not None:
-            seconds, longest = arguments[name], self.limits.wait_seconds
+            seconds = arguments[name]
+            longest = self.limits.wait_seconds
             arguments[name] = longest if seconds is None else max(0.0, min(seconds, longest))
         request_id = arguments.get("request_id")
         if method.name == "give_back" and request_id is not None:

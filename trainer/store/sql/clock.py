@@ -96,7 +96,8 @@ class Observer:
             if observation is None:
                 observation = _Observation(beat, at, at)
             elif observation.beat != beat:
-                observation.beat, observation.beat_at = beat, at
+                observation.beat = beat
+                observation.beat_at = at
             observations[key] = observation
         self._observations = observations
         return {key: (at - o.started_at, at - o.beat_at) for key, o in observations.items()}

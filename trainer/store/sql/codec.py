@@ -206,7 +206,8 @@ class Kinds:
     """
 
     def __init__(self, table: str, columns: Sequence[str] | None = None) -> None:
-        self._table, self._names = table, columns
+        self._table = table
+        self._names = columns
         self._good: set[tuple[type, ...]] = set()
 
     @functools.cached_property
@@ -348,7 +349,8 @@ _ROLLOUT: Mapping[str, Any] = {
 _NEW_ROLLOUT = Columns(NewRollout, "rollouts", **_ROLLOUT, keys=("rollout_id", "run_id", "resources_id"))
 _STORED_ROLLOUT = Columns(Rollout, "rollouts", **_ROLLOUT)
 _ATTEMPT = Columns(Attempt, "attempts", texts=("error",), keys=("rollout_id",))
-to_rollout, to_attempt = _STORED_ROLLOUT.read, _ATTEMPT.read
+to_rollout = _STORED_ROLLOUT.read
+to_attempt = _ATTEMPT.read
 
 
 def rollout_row(new: NewRollout, rollout_id: str, now: float) -> dict[str, Any]:

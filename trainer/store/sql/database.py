@@ -148,7 +148,10 @@ class _Worker:
         prepare: Callable[[Connection], None] = _nothing,
         before: Callable[[Connection], None] = _nothing,
     ) -> None:
-        self.dialect, self._open_engine, self._prepare, self._before = dialect, open_engine, prepare, before
+        self.dialect = dialect
+        self._open_engine = open_engine
+        self._prepare = prepare
+        self._before = before
         self._pending: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -211,7 +214,8 @@ class _Worker:
         return self._connection
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             # A broken connection cannot be closed.
             with contextlib.suppress(Exception):
@@ -219,7 +223,9 @@ class _Worker:
 
     def _commit(self, batch: Sequence[_Operation]) -> None:
         """Run a batch until it is committed; if that is impossible, all its operations fail."""
-        deadline, pause, unsure = time.monotonic() + RETRY_SECONDS, 0.02, False
+        deadline = time.monotonic() + RETRY_SECONDS
+        pause = 0.02
+        unsure = False
         while True:
             try:
                 connection = self._connect()
@@ -230,10 +236,12 @@ class _Worker:
                 self.dialect.require_place()
                 return
             except _RolledBack as rolled_back:
-                error, unsure = rolled_back.error, unsure or rolled_back.unsure
+                error = rolled_back.error
+                unsure = unsure or rolled_back.unsure
             except BaseException as other:
                 error = other
-            lost, conflict = self.dialect.is_lost(error), self.dialect.is_conflict(error)
+            lost = self.dialect.is_lost(error)
+            conflict = self.dialect.is_conflict(error)
             if lost:
                 self._disconnect()
             if self._closed:
@@ -289,7 +297,8 @@ class _RolledBack(Exception):
     """The transaction of a batch was not committed; if `unsure`, it may have been."""
 
     def __init__(self, error: BaseException, unsure: bool) -> None:
-        self.error, self.unsure = error, unsure
+        self.error = error
+        self.unsure = unsure
 
 
 def _run(connection: Connection, batch: Sequence[_Operation], dialect: Dialect) -> None:

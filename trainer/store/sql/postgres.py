@@ -207,7 +207,8 @@ class _Listener:
     """Receives the notifications of other processes on a separate connection, and reconnects when that breaks."""
 
     def __init__(self, postgres: Postgres, changed: Callable[[Change | None], None]) -> None:
-        self._postgres, self._changed = postgres, changed
+        self._postgres = postgres
+        self._changed = changed
         # Closing the first end makes the second one readable, which stops the thread.
         self._stop_end, self._thread_end = socket.socketpair()
         self._thread = threading.Thread(target=self._work, name="agl-store-listen", daemon=True)
@@ -257,7 +258,8 @@ def _payloads(sender: str, change: Change) -> Iterator[str]:
     ended = list(change.ended)
     queued = [[run, count] for run, count in change.queued.items()]
     while queued or ended:
-        part, ended = ended[:100], ended[100:]
+        part = ended[:100]
+        ended = ended[100:]
         text = f"{sender} {json.dumps({'queued': queued, 'ended': part}, separators=(',', ':'))}"
         yield text if len(text) <= _PAYLOAD_BYTES else sender
         queued = []

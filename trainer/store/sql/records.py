@@ -61,7 +61,8 @@ def add_calls(connection: Connection, each: Sequence[Sequence[Call]]) -> list[No
     ids = {call.id for call in calls} | {call.parent_id for call in calls if call.parent_id}
     heads = statements.first_each(connection, _HEAD, [{"id": call_id} for call_id in sorted(ids)])
     known.update((head["id"], head) for head in heads if head is not None)
-    new, lost = [], []
+    new = []
+    lost = []
     for call in calls:
         if call.id in known:
             if call.finish_reason == "cancelled":

@@ -138,7 +138,9 @@ def _next(*of: Any) -> Any:
     return queued.order_by(R.c.priority.desc(), R.c.seq).limit(bindparam("n")).with_for_update(skip_locked=True)
 
 
-_NEXT, _NEXT_OF_RUN, _NEXT_OF_NONE = _next(), _next(R.c.run_id == bindparam("run")), _next(R.c.run_id.is_(None))
+_NEXT = _next()
+_NEXT_OF_RUN = _next(R.c.run_id == bindparam("run"))
+_NEXT_OF_NONE = _next(R.c.run_id.is_(None))
 _LEASE = (
     update(R)
     .where(R.c.rollout_id == bindparam("id"))
@@ -205,7 +207,8 @@ def dequeue(connection: Connection, requests: Sequence[LeaseRequest]) -> list[At
         statements.change_many(connection, _LEASE, updates)
         for row, request in zip(rows, waiting, strict=False):
             rollout = codec.to_rollout({**row, "status": "preparing", "attempts": row["attempts"] + 1})
-            n, now = rollout.attempts, request.now
+            n = rollout.attempts
+            now = request.now
             attempt = Attempt(rollout.rollout_id, n, "preparing", request.worker_id, None, now, now)
             attempts.append(codec.attempt_row(attempt, rollout.config, request.id, request.secret))
             leased[request.id] = AttemptedRollout(rollout, attempt, request.secret)
@@ -233,7 +236,8 @@ def start_attempt(connection: Connection, rollout_id: str, request: LeaseRequest
     row = connection.execute(_ONE_ROLLOUT.with_for_update(), {"id": rollout_id}).mappings().first()
     if row is None:
         raise no_rollout(rollout_id)
-    n, now = row["attempts"] + 1, request.now
+    n = row["attempts"] + 1
+    now = request.now
     rollout = codec.to_rollout({**row, "status": "preparing", "attempts": n, "ended_at": None})
     connection.execute(
         update(R).where(R.c.rollout_id == rollout_id).values(status="preparing", attempts=n, ended_at=None)
@@ -262,7 +266,8 @@ def give_back_request(connection: Connection, request_id: str, begun: bool) -> R
 
 def give_back(connection: Connection, leased: AttemptedRollout) -> bool:
     """Undo a lease that no caller received, without a trace. False if its attempt has moved on."""
-    rollout_id, n = leased.rollout.rollout_id, leased.attempt.attempt
+    rollout_id = leased.rollout.rollout_id
+    n = leased.attempt.attempt
     row = connection.execute(_ROLLOUT_AND_ATTEMPT, {"id": rollout_id, "n": n}).mappings().first()
     if row is None or row["last_heartbeat_at"] != leased.attempt.last_heartbeat_at:
         # The request was repeated in the meantime, and its caller has the lease.
@@ -322,7 +327,8 @@ def move(connection: Connection, moves: Sequence[Move]) -> list[Changed[Rollout]
         if row is None:
             results.append(_no_attempt(each.rollout_id, each.attempt))
             continue
-        rollout, was = rollouts[each.rollout_id], row["was"]
+        rollout = rollouts[each.rollout_id]
+        was = row["was"]
         if each.status != was and each.status not in ATTEMPT_TRANSITIONS[was]:
             after = ", ".join(sorted(ATTEMPT_TRANSITIONS[was]))
             final = f"{was!r} is final; the rollout was cancelled, expired or reported twice"
@@ -390,15 +396,19 @@ def expire(
             (row["rollout_id"], row["attempt"]): (now - row["started_at"], now - row["last_heartbeat_at"])
             for row in rows
         }
-    expired, rollouts = [], []
+    expired = []
+    rollouts = []
     for row in rows:
         ran, silent = ages[row["rollout_id"], row["attempt"]]
-        timeout, limit = row["timeout_seconds"], row["unresponsive_seconds"]
+        timeout = row["timeout_seconds"]
+        limit = row["unresponsive_seconds"]
         status: AttemptStatus
         if timeout is not None and ran >= timeout:
-            status, why = "timeout", f"still running {timeout:g} s after it was leased, its limit"
+            status = "timeout"
+            why = f"still running {timeout:g} s after it was leased, its limit"
         elif limit is not None and silent >= limit:
-            status, why = "unresponsive", f"no heartbeat for {silent:.1f} s (limit {limit:g} s)"
+            status = "unresponsive"
+            why = f"no heartbeat for {silent:.1f} s (limit {limit:g} s)"
         else:
             continue
         values = {"id": row["rollout_id"], "n": row["attempt"]}

@@ -214,7 +214,8 @@ def find_rollouts(
 def _summaries(connection: Connection, rows: Sequence[Any]) -> list[RolloutSummary]:
     """The summaries of rows of `_SUMMARIES`."""
     ids = [row["rollout_id"] for row in rows]
-    calls, rewards = _calls(connection, ids), _rewards(connection, ids)
+    calls = _calls(connection, ids)
+    rewards = _rewards(connection, ids)
     return [
         RolloutSummary(
             codec.to_rollout(row),

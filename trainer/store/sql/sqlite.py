@@ -176,7 +176,8 @@ class _Watch:
     """Checks once a second whether another connection committed to the file."""
 
     def __init__(self, path: str, changed: Callable[[Change | None], None]) -> None:
-        self._path, self._changed = path, changed
+        self._path = path
+        self._changed = changed
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, name="agl-store-watch", daemon=True)
         self._thread.start()

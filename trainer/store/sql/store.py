@@ -320,7 +320,8 @@ class SqlStore(Store):
 
     # -- the store itself -----------------------------------------------------------------------------------------
     async def prune(self, before: float, *, run_ids: Sequence[str] | None = None) -> Pruned:
-        total, cursor = Pruned(), 0
+        total = Pruned()
+        cursor = 0
         while cursor is not None:
             deleted, cursor = await self._database.write(lambda c, seq=cursor: pruning.prune(c, before, run_ids, seq))
             total = total + deleted
@@ -333,7 +334,8 @@ class SqlStore(Store):
 
     async def close(self) -> None:
         """Finish pending operations and release the database. Idempotent."""
-        watch, self._watch = self._watch, None
+        watch = self._watch
+        self._watch = None
         if watch is not None:
             watch.stop()
         await self._database.close()

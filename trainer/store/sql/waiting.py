@@ -108,7 +108,8 @@ class Waiters:
         with self._lock:
             for waiter in self._for_work:
                 if not waiter.notified and waiter.run_id in (None, run_id) and waiter.wake():
-                    waiter.notified, waiter.probing = True, probing
+                    waiter.notified = True
+                    waiter.probing = probing
                     return True
         return False
 

@@ -67,5 +67,6 @@ def split(settings: Mapping[str, Any]) -> tuple[Tracking, dict[str, Any]]:
         generations = settings.get("trainer.log_val_generations")
         if isinstance(generations, int) and generations > 0:
             samples = min(generations, MAX_SAMPLES)
-    project, name = settings.get("trainer.project_name"), settings.get("trainer.experiment_name")
+    project = settings.get("trainer.project_name")
+    name = settings.get("trainer.experiment_name")
     return Tracking(ours, samples, project, name), left

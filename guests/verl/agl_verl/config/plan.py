@@ -258,7 +258,8 @@ def _combine(values: dict[str, Any], settings: dict[str, Any]) -> Plan:
     if values["val_do_sample"] is False:
         values["val_temperature"] = 0.0
     values["max_context"] = values["max_context"] or values["max_prompt_tokens"] + values["max_response_tokens"]
-    batch, mini = values["batch_size"], values["mini_batch_size"]
+    batch = values["batch_size"]
+    mini = values["mini_batch_size"]
     if mini is None and values["mode"] == "separate_async":
         # There a batch is trained as it comes in, in mini-batches; verl's own number of them is 4.
         parts = settings.get("trainer.v1.separate_async.parameter_sync_step", 4 if batch % 4 == 0 else 1)

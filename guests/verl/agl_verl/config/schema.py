@@ -104,7 +104,9 @@ class Schema:
         """Add the keys of a section: those of its YAML `node`, and those of its dataclass, by default `owner`."""
         fields = self._fields(node.get("_target_", owner or "").rpartition(".")[2])
         for name in {**node, **fields}:
-            key, default, types = f"{prefix}{name}", node.get(name), _type_names(fields.get(name))
+            key = f"{prefix}{name}"
+            default = node.get(name)
+            types = _type_names(fields.get(name))
             inner = next((t for t in types if t in self._classes), None)
             section = default if isinstance(default, Mapping) and default else None
             if section is not None:

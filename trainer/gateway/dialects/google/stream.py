@@ -18,11 +18,15 @@ from agl.trainer.gateway.errors import RequestError
 class GoogleStream:
     """The responses of all candidates. Invariant: their parts add up to what `answer` returns."""
 
-    before, after, end = b"data: ", b"\n\n", b""
+    before = b"data: "
+    after = b"\n\n"
+    end = b""
     """What surrounds each response, and what ends them."""
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: GoogleRequest) -> None:
-        self._pending, self._served, self._request = pending, served, request
+        self._pending = pending
+        self._served = served
+        self._request = request
         self._deltas = MessageDeltas(request.chat, served.rendering)
 
     def push(self, choice: Choice) -> Iterator[bytes]:
@@ -48,8 +52,11 @@ class GoogleStream:
 class ArrayStream(GoogleStream):
     """The same as one JSON array."""
 
-    before, after, end = b"[", b"", b"]"
+    before = b"["
+    after = b""
+    end = b"]"
 
     def _written(self, data: Any) -> bytes:
-        written, self.before = super()._written(data), b",\r\n"
+        written = super()._written(data)
+        self.before = b",\r\n"
         return written

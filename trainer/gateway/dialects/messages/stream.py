@@ -19,7 +19,9 @@ class MessagesStream:
     """The events of one message. Invariant: they add up to what `answer` returns."""
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: MessagesRequest) -> None:
-        self._pending, self._served, self._request = pending, served, request
+        self._pending = pending
+        self._served = served
+        self._request = request
         self._deltas = MessageDeltas(request.chat, served.rendering)
         self._started = False
         self._blocks = 0

@@ -33,7 +33,9 @@ class ResponsesStream:
     """
 
     def __init__(self, pending: PendingRequest, served: ServedPolicy, request: ResponsesRequest) -> None:
-        self._pending, self._served, self._request = pending, served, request
+        self._pending = pending
+        self._served = served
+        self._request = request
         self._id = pending.response_id
         self._created = time.time()
         self._deltas = MessageDeltas(request.chat, served.rendering)
@@ -143,7 +145,8 @@ class ResponsesStream:
         return int(bool(self._reasoning))
 
     def _function_call(self, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
-        at, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        at = {"item_id": item["id"], "output_index": index}
+        arguments = item["arguments"]
         begun = {**item, "arguments": "", "status": "in_progress"}
         yield self._event("response.output_item.added", output_index=index, item=begun)
         yield self._event("response.function_call_arguments.delta", **at, delta=arguments)

@@ -22,7 +22,8 @@ from agl.trainer.graders.programs.inside import plain
 
 MOST_FILES = 10_000
 """Of files, folders and all else that is left."""
-MOST_PATH_BYTES, MOST_DEPTH = 1024, 100
+MOST_PATH_BYTES = 1024
+MOST_DEPTH = 100
 """Of a path below the folder that is copied, so that it fits below another one, too."""
 
 _HEADER_BYTES = 8 << 10
@@ -51,7 +52,8 @@ def found(base: str, tops: Sequence[str], most_bytes: int, links: Sequence[str] 
         Refused: there is too much, or a path is too long.
         OSError: it cannot be read.
     """
-    entries, linked = list[tarfile.TarInfo](), list[tarfile.TarInfo]()
+    entries = list[tarfile.TarInfo]()
+    linked = list[tarfile.TarInfo]()
     waiting = [top for top in tops if os.path.lexists(os.path.join(base, top))]
     seen = 0
     while waiting:
@@ -59,7 +61,8 @@ def found(base: str, tops: Sequence[str], most_bytes: int, links: Sequence[str] 
             raise Refused(f"more than {MOST_FILES} files")
         name = waiting.pop()
         seen += 1
-        size, depth = len(os.fsencode(name)), name.count("/")
+        size = len(os.fsencode(name))
+        depth = name.count("/")
         if size > MOST_PATH_BYTES or depth > MOST_DEPTH:
             raise Refused(f"a path of {size} bytes in {depth} folders; {MOST_PATH_BYTES} and {MOST_DEPTH} can be kept")
         path = os.path.join(base, name)

@@ -208,7 +208,8 @@ class Remote:
             items = self._program.ask("items", self)
             if type(items) is not list and items is not None:
                 raise TypeError("items() gave no list")
-            self._sized, self._held = items is not None, items or []
+            self._sized = items is not None
+            self._held = items or []
         return self._held if self._sized else None
 
     def __bool__(self) -> bool:
@@ -341,7 +342,8 @@ def run(answers: int, requests: int, job: dict[str, Any]) -> None:
     sys.addaudithook(_refuse)
     try:
         evaluate(program, job["test"])
-        kind, text = "passed", "passed"
+        kind = "passed"
+        text = "passed"
     except BaseException as error:
         error = program.ending or error
         kind = "broken" if isinstance(error, Broken) else "failed"

@@ -89,7 +89,8 @@ def _unpack(data: Any, resolve: Callable[[Any], Any]) -> Any:
         if type(data) is dict:
             raise ValueError("a JSON object")
         return data
-    name, parts = data[0], data[1:]
+    name = data[0]
+    parts = data[1:]
     if name in _TEXTS:
         if type(parts[0]) is not str:
             raise ValueError(f"no text of a {name}")

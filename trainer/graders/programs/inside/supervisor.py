@@ -29,7 +29,10 @@ _HOME = "/tmp/home"
 _POLL_MS = 20
 _SCRATCH = ("/tmp", "/dev/shm")
 _ERROR_BYTES = 1 << 13
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
 
 
 def main() -> None:
@@ -168,10 +171,12 @@ def _enter(job: dict[str, Any], folder: str, errors: int) -> None:
 def confine(job: Mapping[str, Any]) -> None:
     """Set the job's limits on this process, which leads a session of its own and gains no rights any more."""
     os.setsid()
-    seconds, size = job["cpu_seconds"], job["file_mb"] << 20
+    seconds = job["cpu_seconds"]
+    size = job["file_mb"] << 20
     # What reserves addresses that it never uses, as V8 does, is limited by what it uses alone.
     memory = job.get("address_bytes", job["memory_mb"] << 20)
-    files, processes = job.get("open_files", 256), job["processes"] + (2 if os.getppid() == 1 else 1 + _mine())
+    files = job.get("open_files", 256)
+    processes = job["processes"] + (2 if os.getppid() == 1 else 1 + _mine())
     for what, soft, hard in (
         (resource.RLIMIT_CPU, seconds, seconds + 1),
         (resource.RLIMIT_AS, memory, memory),
