@@ -1,4 +1,4 @@
-"""What other tracers record of a request, under names of their own: what it is called, and which question it asks.
+"""Requests as other tracers record them, under names of their own: what each is called, and which question it asks.
 
 `FORMS` is the one table of their names. Only the question is read from them (`question`): their calls are not trained.
 
@@ -95,7 +95,7 @@ _SPEAKERS = frozenset({"user", "assistant", "system", "developer", "tool", "func
 _EVENT = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message")
 
 
-class _Event(Protocol):
+class _SpanEvent(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -103,24 +103,21 @@ class _Event(Protocol):
     def attributes(self) -> Any: ...
 
 
-class Recorded(Protocol):
+class RecordedWithEvents(read.Recorded, Protocol):
     """A span: agl's, or one of OpenTelemetry's SDK."""
 
     @property
-    def attributes(self) -> Any: ...
-
-    @property
-    def events(self) -> Sequence[_Event]: ...
+    def events(self) -> Sequence[_SpanEvent]: ...
 
 
-def form(span: Recorded) -> str | None:
+def form(span: RecordedWithEvents) -> str | None:
     """The form in which a span has texts that are not read; None if it has none."""
     names = [*span.attributes, *(event.name for event in span.events)]
     return next((form for begin, form in FORMS.items() if any(name.startswith(begin) for name in names)), None)
 
 
-def question(span: Recorded) -> dict[str, Any] | None:
-    """What a span's request, or a function's input, asks; None if that is not recorded.
+def question(span: RecordedWithEvents) -> dict[str, Any] | None:
+    """The question of a span's request, or of a function's input; None if that is not recorded.
 
     Returns:
         "input": what the user said last, before any answer to it: what comes before, such as examples or earlier turns,
@@ -134,7 +131,7 @@ def question(span: Recorded) -> dict[str, Any] | None:
 
 
 def last_question(history: Sequence[Message]) -> dict[str, Any] | None:
-    """What the last user's message of a request asks, as of `question`; None if there is none."""
+    """The question of a request's last user message, as of `question`; None if there is none."""
     last = next((i for i in reversed(range(len(history))) if _speaks(history[i])), None)
     if last is None:
         # Some programs write all into the system prompt.
@@ -167,7 +164,7 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
-def _histories(span: Recorded) -> Iterator[list[Message]]:
+def _histories(span: RecordedWithEvents) -> Iterator[list[Message]]:
     """The messages that a span has in each form that it has them in; the conventions' come first."""
     try:
         yield read.sent(span)
@@ -224,7 +221,7 @@ def _of_event(name: str, attributes: Any) -> dict[str, Any]:
 
 
 def _parsed(value: Any) -> Any:
-    """What JSON text holds; what is none, unchanged."""
+    """The value of JSON text; anything else unchanged."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{", '"')):
         try:
             return json.loads(value)

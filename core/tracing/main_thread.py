@@ -165,7 +165,7 @@ def _noting_signal(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting_wakeup(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of `signal.set_wakeup_fd`, through which event loops hear of signals."""
+    """Wrap `signal.set_wakeup_fd`, through which event loops hear of signals."""
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -179,7 +179,7 @@ def _noting_wakeup(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noting_loop(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a loop's `add_signal_handler`, which calls `set_wakeup_fd` whatever the signal is."""
+    """Wrap a loop's `add_signal_handler`, which calls `set_wakeup_fd` whatever the signal is."""
 
     def noting(loop: Any, number: int, *args: Any) -> Any:
         noted = _noted()

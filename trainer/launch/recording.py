@@ -86,7 +86,7 @@ class Recording:
 
 
 def _question(call: Call) -> dict[str, Any] | str | None:
-    """What a conversation's first call asks: the text, or what else belongs to it; None if texts are not recorded."""
+    """The question of a conversation's first call: its text, or what else belongs to it; None if none is recorded."""
     try:
         asked = foreign.last_question(read.messages(call.request.get("messages") or []))
     except UnreadableMessageError:

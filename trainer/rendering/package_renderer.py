@@ -147,8 +147,10 @@ class PackageRenderer(TokenText):
         }
 
     def _begun_behind_a_text(self, parsed: Any, answer: list[int], prompt: IntArray) -> int | None:
-        """Where a thought begins behind a text and has no end, of a parser that forgets that text then; one with an end
-        is a text to it."""
+        """The place where a thought without an end begins behind a text that its parser then forgets.
+
+        To the parser, a thought with an end is a text there.
+        """
         if self._later_thought is None or parsed.reasoning_complete or self._later_thought not in answer[1:]:
             return None
         at = answer.index(self._later_thought, 1)

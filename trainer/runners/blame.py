@@ -168,7 +168,7 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def place_of_own(error: AglError) -> str | None:
-    """Where the user's code raised an exception of agl's, "" if it called agl wrongly; None if it did neither."""
+    """The line of the user's code that raised an exception of agl's, "" if it called agl wrongly; None for neither."""
     return raised_at(error) or ("" if isinstance(error, _WRONG_CALLS) else None)
 
 
