@@ -158,9 +158,10 @@ class Arguments:
         taken |= {parameter.name: value for parameter, value in zip(free, missing, strict=False)}
         names = [parameter.name for parameter in by_place[: len(values)]]
         if _contradicts(names, taken, values):
+            *others, last = (f"`{value}`" for value in values)
             raise ConfigError(
                 f"{who} takes ({', '.join(names)}), whose names contradict their places: it gets ({', '.join(values)})",
-                hint=f"call its arguments {', '.join(f'`{value}`' for value in values)}, in any order"
+                hint=f"call its arguments {', '.join(others)} and {last}, in any order"
                 + ("; the reference to compare with is a part of the task" if values == REWARD else ""),
             )
         for parameter in own:

@@ -12,7 +12,7 @@ import genai_prices
 import httpx
 import pytest
 from genai_prices import calc_price
-from google.genai import types
+from late import Late
 from openai import OpenAI
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
@@ -26,6 +26,7 @@ from agl.trainer.report import prices
 from agl.trainer.report.rollout_report import describe
 from agl.trainer.store.location import read_store
 
+google_types: Any = Late("google.genai.types")
 MAY_2025 = 1_746_100_000.0
 FEBRUARY_2026 = 1_770_000_000.0
 
@@ -257,7 +258,7 @@ def test_googles_python_object_says_what_its_json_does() -> None:
         "promptTokenCount": 12_000, "cachedContentTokenCount": 8_000, "toolUsePromptTokenCount": 7,
         "candidatesTokenCount": 400, "thoughtsTokenCount": 100, "totalTokenCount": 12_507,
     }  # fmt: skip
-    of_sdk = types.GenerateContentResponseUsageMetadata.model_validate(usage)
+    of_sdk = google_types.GenerateContentResponseUsageMetadata.model_validate(usage)
     assert usage_facts(of_sdk) == usage_facts(usage)
     assert usage_facts(of_sdk)[semconv.INPUT_TOKENS] == 12_007
     assert usage_facts(of_sdk)[semconv.OUTPUT_TOKENS] == 500
