@@ -38,7 +38,9 @@ def camel(fields: Any) -> dict[str, Any]:
 
 def _camel_name(name: str) -> str:
     # Nearly all clients write the first name, and a search for a text costs less than one for a pattern.
-    return re.sub("_([a-z])", lambda found: found[1].upper(), name) if "_" in name else name
+    if "_" not in name:
+        return name
+    return re.sub("_([a-z])", lambda found: found[1].upper(), name)
 
 
 def listed(value: Any) -> list[Any]:
