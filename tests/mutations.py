@@ -1130,6 +1130,13 @@ MUTATIONS = (
         ("tests/integration/test_stopped_runs.py::test_tasks_drawn_by_their_spread_are_the_same_after_a_stop",),
     ),
     Mutation(
+        "a tool's result that has no truth value raises in the program",
+        "core/messages/tool_output.py",
+        'any(_is_error(fields.get(key)) for key in ("error", "iserror", "exception"))',
+        'any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))',
+        unit("tool_output"),
+    ),
+    Mutation(
         "a request has a number that no answer can repeat",
         "trainer/gateway/dialects/common.py",
         "    if isinstance(value, int) and value > _MOST_INTEGER:\n",
@@ -1475,7 +1482,7 @@ MUTATIONS = (
     Mutation(
         "an error of null is a failure",
         "core/messages/tool_output.py",
-        "any(bool(fields.get(key)) for key in",
+        "any(_is_error(fields.get(key)) for key in",
         "any(key in fields for key in",
         unit("tool_output", "test_what_only_looks_like_a_failure"),
     ),

@@ -100,10 +100,25 @@ def _says_so(content: Any) -> bool:
 def _has_failure_field(value: Mapping[Any, Any]) -> bool:
     fields = {str(k).lower().replace("_", ""): v for k, v in value.items()}
     return (
-        any(bool(fields.get(key)) for key in ("error", "iserror", "exception"))
+        any(_is_error(fields.get(key)) for key in ("error", "iserror", "exception"))
         or any(_plain(fields.get(key)) is False for key in ("success", "ok"))
         or str(_plain(fields.get("status", ""))).lower() in ("error", "failed", "failure")
     )
+
+
+def _is_error(value: Any) -> bool:
+    """Whether the value of a field for errors says that there was one. The error of a measurement says nothing."""
+    if isinstance(value, list | tuple):
+        return any(_is_error(each) for each in value)
+    plain = _plain(value)
+    if isinstance(plain, float):
+        return False
+    if isinstance(plain, list):
+        return _is_error(plain)
+    # Objects such as tables have no truth value.
+    with contextlib.suppress(Exception):
+        return bool(value)
+    return False
 
 
 def _written_value(text: str) -> Any:

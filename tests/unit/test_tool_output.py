@@ -56,6 +56,16 @@ class Silent:
         raise RuntimeError("not now")
 
 
+class WithoutTruth:
+    """A table, as pandas has them."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of a table is ambiguous")
+
+    def __str__(self) -> str:
+        return "a table"
+
+
 def blocks(*texts: str) -> list[Any]:
     return [{"type": "text", "text": text, "id": f"lc_{i}"} for i, text in enumerate(texts)]
 
@@ -65,6 +75,9 @@ def mcp(text: str, failed: bool) -> Any:
 
 
 SAYS_SO = [
+    ({"error": ["no rows", "no columns"]}, '{"error": ["no rows", "no columns"]}'),
+    ({"error": np.array(["no rows"])}, '{"error": ["no rows"]}'),
+    ({"error": 404}, '{"error": 404}'),
     ({"error": "no"}, '{"error": "no"}'),
     ({"success": False}, '{"success": false}'),
     ({"success": np.bool_(False)}, '{"success": false}'),
@@ -110,6 +123,11 @@ MARKED = [
     (KeyError(), "KeyError"),
 ]
 SUCCEEDED = [
+    ({"value": 3.1, "error": 0.02}, '{"value": 3.1, "error": 0.02}'),
+    ({"fit": 2, "error": np.array([0.1, 0.2])}, '{"fit": 2, "error": [0.1, 0.2]}'),
+    ({"fit": 2, "error": [[0.1, 0.0], [0.0, 0.2]]}, '{"fit": 2, "error": [[0.1, 0.0], [0.0, 0.2]]}'),
+    ({"fit": 2, "error": np.float32(0.5)}, '{"fit": 2, "error": 0.5}'),
+    ({"rows": 1, "error": WithoutTruth()}, '{"rows": 1, "error": "a table"}'),
     ({"error": None}, '{"error": null}'),
     ({"errors": []}, '{"errors": []}'),
     ({"error": ""}, '{"error": ""}'),
