@@ -68,7 +68,7 @@ class CallObserver:
     def _end(self, scope: Scope, result: Any) -> None:
         answer = ResponseAccumulator()
         answer.whole(_dumped(result))
-        tracing.end(scope, attributes=answer.facts(scope.rollout.capture_content))
+        tracing.end(scope, error=answer.error, attributes=answer.facts(scope.rollout.capture_content))
 
     def failed(self, scope: Scope, error: BaseException) -> None:
         """End it with the error that the request raised."""
@@ -96,7 +96,7 @@ class _UnreadResponse:
         answer = ResponseAccumulator()
         if (response := self.response()) is not None:
             answer.received(response, b"".join(self.chunks))
-        tracing.end(self.scope, attributes=answer.facts(self.scope.rollout.capture_content))
+        tracing.end(self.scope, error=answer.error, attributes=answer.facts(self.scope.rollout.capture_content))
 
     def parsed(self, result: Any) -> Any:
         """Record the result of `parse()` and return it."""

@@ -1130,6 +1130,13 @@ MUTATIONS = (
         ("tests/integration/test_stopped_runs.py::test_tasks_drawn_by_their_spread_are_the_same_after_a_stop",),
     ),
     Mutation(
+        "an answer of status 200 that failed is a success",
+        "adapters/streams.py",
+        "        tracing.end(scope, error=answer.error, attributes=answer.facts(scope.rollout.capture_content))\n",
+        "        tracing.end(scope, attributes=answer.facts(scope.rollout.capture_content))\n",
+        unit("call_facts", "test_an_answer_that_says_it_failed_is_an_error"),
+    ),
+    Mutation(
         "a tool's result that has no truth value raises in the program",
         "core/messages/tool_output.py",
         'any(_is_error(fields.get(key)) for key in ("error", "iserror", "exception"))',

@@ -239,12 +239,14 @@ class ResponseAccumulator:
             return
         if isinstance(body.get("error"), Mapping | str):
             self._fail(body["error"])
+        elif body.get("status") == "failed":
+            self._fail("the provider says that the response has failed")
         self._head(body)
         for part in _dicts(body.get("choices")):
             choice = self._choice(part.get("index"))
             answer = part.get("message", part.get("text"))
             choice.whole = [answer if isinstance(answer, str) else {"content": None, **_dict(answer)}]
-            choice.finish = _str(part.get("finish_reason")) or choice.finish
+            self._finish(choice, part.get("finish_reason"))
         if isinstance(body.get("output"), list):
             choice = self._choice(0)
             items = _dicts(body["output"])
@@ -286,7 +288,7 @@ class ResponseAccumulator:
                     message.add(delta)
                 elif "text" in part:
                     message.add({"content": part["text"]})
-                choice.finish = _str(part.get("finish_reason")) or choice.finish
+                self._finish(choice, part.get("finish_reason"))
 
     def _typed(self, kind: str, data: Json) -> None:
         """Add an event that names its type: of the Responses API, or of Anthropic's."""
@@ -334,6 +336,12 @@ class ResponseAccumulator:
 
     def _choice(self, index: Any) -> _Choice:
         return self._choices.setdefault(_index(index), _Choice())
+
+    def _finish(self, choice: _Choice, reason: Any) -> None:
+        """Note why a choice of Chat Completions ended; "error" is what OpenRouter says of a provider that failed."""
+        choice.finish = _str(reason) or choice.finish
+        if reason == "error" and self.error is None:
+            self._fail("the answer's finish_reason is 'error'")
 
     def _fail(self, error: Any) -> None:
         self.error = str(error.get("message") or error) if isinstance(error, Mapping) else str(error)

@@ -349,3 +349,36 @@ def test_finish_reasons_are_in_the_order_of_the_choices() -> None:
     facts = answer.facts(content=True)
     assert facts[semconv.FINISH_REASONS] == ["stop", "length"]
     assert [m["finish_reason"] for m in json.loads(facts[semconv.OUTPUT_MESSAGES])] == ["stop", "length"]
+
+
+FAILED_RESPONSE: dict[str, Any] = {
+    "id": "resp_1", "object": "response", "created_at": 1, "model": "m", "status": "failed", "output": [],
+    "parallel_tool_calls": True, "tool_choice": "auto", "tools": [],
+    "error": {"code": "server_error", "message": "boom"},
+}  # fmt: skip
+FAILED_CHAT: dict[str, Any] = {
+    "id": "c", "object": "chat.completion", "created": 1, "model": "m",
+    "choices": [{"index": 0, "finish_reason": "error", "message": {"role": "assistant", "content": "par"}}],
+}  # fmt: skip
+FAILED_CHUNK: dict[str, Any] = {
+    "id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+    "choices": [{"index": 0, "finish_reason": "error", "delta": {"content": "par"}}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("api", "stream", "body", "said"),
+    [
+        ("responses", False, FAILED_RESPONSE, "boom"),
+        ("responses", False, {**FAILED_RESPONSE, "error": None}, "has failed"),
+        ("chat", False, FAILED_CHAT, "finish_reason is 'error'"),
+        ("chat", True, FAILED_CHUNK, "finish_reason is 'error'"),
+    ],
+)
+def test_an_answer_that_says_it_failed_is_an_error(api: str, stream: bool, body: dict[str, Any], said: str) -> None:
+    """Status 200 alone is no success."""
+    reply = Reply(whole=body, events=(body,))
+    with serve(lambda _: reply) as provider:
+        span = recorded(lambda: ask(api, provider, stream=stream))
+    assert span.status == "error"
+    assert said in (span.status_message or "")
