@@ -3878,7 +3878,7 @@ MUTATIONS = (
     Mutation(
         "one name that is the other value's stands in its place",
         "core/rewards/arguments.py",
-        "        elif meaning not in (None, gets) and meant.count(meaning) == 1:\n",
+        "        elif meaning not in (None, gets):\n",
         "        elif False:\n",
         unit("reward_arguments", "test_what_contradicts_itself_is_refused_before_anything_runs"),
     ),

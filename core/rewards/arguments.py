@@ -64,6 +64,7 @@ _SYNONYMS: Mapping[str, frozenset[str]] = {
             "generation",
             "hypothesis",
             "llm_output",
+            "llm_response",
             "model_output",
             "pred",
             "predicted",
@@ -74,6 +75,7 @@ _SYNONYMS: Mapping[str, frozenset[str]] = {
             "responses",
             "result",
             "submission",
+            "y_pred",
         }
     ),
     "traces": frozenset({"rollouts", "attempts"}),
@@ -93,6 +95,7 @@ _REFERENCES = frozenset(
         "gold_answer",
         "golden",
         "ground_truth",
+        "ground_truth_answer",
         "ground_truths",
         "gt",
         "label",
@@ -104,6 +107,7 @@ _REFERENCES = frozenset(
         "references",
         "target",
         "targets",
+        "y_true",
     }
 )
 """What people call parts of a task; none of them is the task, or what the agent gave for it."""
@@ -229,8 +233,7 @@ def _contradicts(places: Sequence[str], taken: Mapping[str, str], values: tuple[
             # Where one of our names decides, an argument that moves must be named for what it gets.
             if meaning != gets and not (meaning is None and gets == by_place):
                 return True
-        elif meaning not in (None, gets) and meant.count(meaning) == 1:
-            # Two names of one value, such as (text, answer), decide nothing.
+        elif meaning not in (None, gets):
             return True
     return False
 
