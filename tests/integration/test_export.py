@@ -26,7 +26,7 @@ from scripted import ScriptedRollouts, calls_once
 
 import agl
 from agl import semconv
-from agl.errors import ConfigError, ExportError, StoreError
+from agl.errors import ConfigError, ExportError, RewardError, StoreError
 from agl.mdp.spans import Event, Span
 from agl.mdp.types import Call, float_array, int_array
 from agl.trainer.cli.export import export_files, export_traces, since
@@ -264,7 +264,7 @@ def test_an_export_that_fails_leaves_everything_as_it_was(tmp_path: Path) -> Non
         await opened.dequeue_rollout()
         await opened.add_spans([span("ro-0002", 9, "reward", attributes={semconv.REWARD_NAME: "x"})])
         for format in ("jsonl", "json", "parquet"):
-            with pytest.raises(KeyError):
+            with pytest.raises(RewardError):
                 await to_files(opened, tmp_path / "out", format, RolloutFilter(), quiet=True)
         await opened.close()
 

@@ -266,6 +266,7 @@ def test_a_command_ends_as_the_table_says(
 def test_the_table_has_a_row_for_every_command_above() -> None:
     text = (ROOT / "docs" / "runners.md").read_text()
     section = text[text.index("## How commands end") :]
-    rows = set(re.findall(r"^\| `agl ([a-z]+)", section, re.MULTILINE))
+    first_cells = re.findall(r"^\| (`agl [^|]*)", section, re.MULTILINE)
+    rows = set(re.findall("`agl ([a-z]+)", " ".join(first_cells)))
     assert rows >= CASES.keys()
     assert local_key.__doc__ is not None

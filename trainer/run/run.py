@@ -185,7 +185,7 @@ class Algorithm(ABC):
             algorithm has filled `run.history` itself.
         """
 
-    def settings(self) -> Mapping[str, Any]:
+    def recorded_settings(self) -> Mapping[str, Any]:
         """The settings that the store and the trackers show; the default is the fields of a dataclass."""
         if not is_dataclass(self):
             return {}

@@ -361,7 +361,7 @@ class Trainer:
         """What the store knows of the run when it begins."""
         recorded = (f.name for f in fields(RunConfig) if f.metadata.get("recorded", True))
         settings = {name: getattr(self.config, name) for name in recorded}
-        settings |= {f"algorithm.{name}": value for name, value in self.algorithm.settings().items()}
+        settings |= {f"algorithm.{name}": value for name, value in self.algorithm.recorded_settings().items()}
         # Resources are prompts: their names say what there was.
         settings["initial_resources"] = sorted(self.config.initial_resources)
         settings |= {"train_tasks": train, "val_tasks": val, "agl": __version__}

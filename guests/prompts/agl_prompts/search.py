@@ -81,6 +81,9 @@ class PromptSearch(Algorithm):
     def settings(self) -> dict[str, Any]:
         """What a resumed search must have in common with the one that was stopped, as JSON values."""
 
+    def recorded_settings(self) -> Mapping[str, Any]:
+        return super().recorded_settings() or self.settings()
+
     async def run(self, run: Run) -> None:
         """See `agl.trainer.run.run.Algorithm`. Fills `run.prompts`, too."""
         if not run.config.capture_content:

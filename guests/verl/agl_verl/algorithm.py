@@ -99,7 +99,7 @@ class VERL(Algorithm):
     def tracking(self) -> loggers.Tracking:
         return self._tracking
 
-    def settings(self) -> Mapping[str, Any]:
+    def recorded_settings(self) -> Mapping[str, Any]:
         return self.plan.settings
 
     async def run(self, run: Run) -> None:

@@ -153,7 +153,7 @@ class OpenAIBody(BaseModel):
     prompt_cache_key: str | None = None
     # Written with a hyphen by the SDKs of 2025.
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: Annotated[PromptCacheOptions, pairs(16)] | None = None
     safety_identifier: str | None = None
 
 
