@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 from road import measure
 
-
 BOUNDS = {
     "call": {"functions": 267, "files": 52, "changes": 78},
     "call_here": {"functions": 200, "files": 42},
