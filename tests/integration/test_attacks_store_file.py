@@ -67,6 +67,21 @@ def damaged(file: Path, copy: Path, column: str, value: str) -> bool:
     return rows > 0
 
 
+def tracebacks(here: Path, column: str, all_words: list[list[str]]) -> list[str]:
+    """The commands that a store with a changed column ends by another error than ours. Removes the store afterwards."""
+    failures = []
+    for words in all_words:
+        for left in ("rollouts", "rewards"):
+            shutil.rmtree(here / left, ignore_errors=True)
+        (here / "sft.jsonl").unlink(missing_ok=True)
+        error = CliRunner().invoke(app, words).exception
+        if error is not None and not isinstance(error, AglError | SystemExit):
+            failures.append(f"{column}: agl {' '.join(words)}: {error!r}")
+    for left in here.glob("run.db*"):
+        left.unlink()
+    return failures
+
+
 def commands(rollout: str) -> list[list[str]]:
     """Those that read a store, with `run.db` in the working directory."""
     return [
@@ -94,14 +109,7 @@ def test_every_command_reads_it_or_says_what_is_wrong(trained: Path, here: Path,
         if not damaged(trained, file, column, VALUES[value]):
             continue
         tried += 1
-        for words in commands(rollout):
-            shutil.rmtree(here / "rollouts", ignore_errors=True)
-            (here / "sft.jsonl").unlink(missing_ok=True)
-            error = CliRunner().invoke(app, words).exception
-            if error is not None and not isinstance(error, AglError | SystemExit):
-                failures.append(f"{column}: agl {' '.join(words)}: {error!r}")
-        for left in here.glob("run.db*"):
-            left.unlink()
+        failures += tracebacks(here, column, commands(rollout))
     assert tried > 60
     assert not failures, "\n".join(failures)
 
@@ -132,15 +140,7 @@ def test_json_of_another_shape_is_shown_or_refused(trained: Path, here: Path, se
             [rollout] = connection.execute("SELECT rollout_id FROM rollouts LIMIT 1").fetchone()
             connection.commit()
         rewards = ["export", "rewards", "--store", "run.db", "--out", "rewards"]
-        for words in (*commands(rollout), rewards):
-            for left in ("rollouts", "rewards"):
-                shutil.rmtree(here / left, ignore_errors=True)
-            (here / "sft.jsonl").unlink(missing_ok=True)
-            error = CliRunner().invoke(app, words).exception
-            if error is not None and not isinstance(error, AglError | SystemExit):
-                failures.append(f"{column}: agl {' '.join(words)}: {error!r}")
-        for left in here.glob("run.db*"):
-            left.unlink()
+        failures += tracebacks(here, column, [*commands(rollout), rewards])
     assert not failures, "\n".join(failures)
 
 

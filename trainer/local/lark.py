@@ -379,13 +379,19 @@ def _closed(schema: Any) -> Any:
         return [_closed(one) for one in schema]
     if not isinstance(schema, dict) or ("properties" in schema and not _COMBINING.isdisjoint(schema)):
         return schema
-    closed = {}
+    closed = _with_inner(schema, _closed)
+    return {"additionalProperties": False, **closed} if "properties" in schema else closed
+
+
+def _with_inner(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema whose inner schemas are changed."""
+    changed = {}
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, dict):
-            closed[key] = {name: _closed(one) for name, one in value.items()}
+            changed[key] = {name: change(one) for name, one in value.items()}
         else:
-            closed[key] = _closed(value) if key in _NESTED else value
-    return {"additionalProperties": False, **closed} if "properties" in schema else closed
+            changed[key] = change(value) if key in _NESTED else value
+    return changed
 
 
 def _endless(schema: Any) -> Any:
@@ -394,11 +400,6 @@ def _endless(schema: Any) -> Any:
         return [_endless(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, dict):
-            inner[key] = {name: _endless(one) for name, one in value.items()}
-        else:
-            inner[key] = _endless(value) if key in _NESTED else value
+    inner = _with_inner(schema, _endless)
     is_free = inner.get("type") == "string" and inner.keys().isdisjoint(_HELD_TEXTS)
     return {**inner, "pattern": _NO_END} if is_free else inner
